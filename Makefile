@@ -1,0 +1,51 @@
+# Needs make and Python 3.11 or newer; everything else goes into $(VENV).
+PYTHON ?= python3
+VENV ?= .venv
+PIP_FLAGS ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
+
+.PHONY: help demo test lint bench docs clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
+	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  PIP_FLAGS=  ARGS= (passed on to the command)"
+
+demo: $(VENV)/.installed  ## install, then find translations with the embedded model
+	$(BIN)/calque demo $(ARGS)
+
+test: $(VENV)/.installed-dev  ## install, then run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev  ## check style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev  ## measure speed and memory
+	@set -e; for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python $$script $(ARGS); done
+
+docs: $(VENV)/.installed-dev  ## build the site into site/
+	$(BIN)/mkdocs build --strict --site-dir site
+
+clean:  ## remove what building and testing left, but not $(VENV)
+	rm -rf site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The target is pip, not python: where ensurepip is missing, a half-made environment has only python.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Calque needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>/dev/null || echo missing). Try: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "$(PYTHON) cannot make virtual environments: install its venv module (python3-venv on Debian)." >&2; exit 1; }
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
+	$(INSTALL) -e '.[dev]'
+	@touch $(VENV)/.installed $@

@@ -1,0 +1,5 @@
+"""`python -m calque` is `calque`."""
+
+from calque.cli import main
+
+main()

@@ -1,0 +1,70 @@
+"""Calque from Python: load a model, embed sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from calque.models.encoder import Encoder
+from calque.models.loading import EMBEDDED, embedded_models
+from calque.tools.embedder import embed_sentences
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+class Model(Encoder):
+    """An encoder with the tools at hand; `folder` is where its plain Hugging Face files lie."""
+
+    def embed(
+        self,
+        sentences: Iterable[str],
+        *,
+        layer: int | None = None,
+        languages: Sequence[str] | None = None,
+        normalize: bool = False,
+        batch_tokens: int | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """Return one vector a sentence; see `calque.tools.embedder.embed_sentences`."""
+        return embed_sentences(
+            self,
+            sentences,
+            layer=layer,
+            languages=languages,
+            normalize=normalize,
+            batch_tokens=batch_tokens,
+        )
+
+
+def load(name: str | Path | None = None, device: str = "auto") -> Model:
+    """Load a folder, a hub name or, without a name, the embedded model, ready to use.
+
+    It runs in bfloat16 on CUDA and in single precision elsewhere.
+    """
+    if str(name or EMBEDDED) == EMBEDDED and EMBEDDED not in embedded_models():
+        raise InputError(
+            f"{EMBEDDED} is not in this installation", fix="give the folder of another model"
+        )
+    place = choose_device(device)
+    dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
+    return Model.load(name, device=place, dtype=dtype)
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """Choose the GPU if there is one, or the device asked for if it works."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(
+            f"device {name!r} cannot be used: {str(error).splitlines()[0]}",
+            fix="try auto, cpu or cuda",
+        ) from error
+    return device

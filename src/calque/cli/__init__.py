@@ -1,0 +1,46 @@
+"""The command line: arguments in, tools called, results shown."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from calque.types import InputError
+
+
+def main() -> None:
+    """Run `calque` and exit: 2 for bad input, 130 when interrupted."""
+    sys.exit(run())
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run a command; what a user can mend is one line on standard error."""
+    from calque.cli.app import build_app
+
+    try:
+        code = _call(lambda: build_app()(arguments, prog_name="calque"))
+        sys.stdout.flush()
+    except InputError as error:
+        print(f"calque: error: {error}", file=sys.stderr)
+        code = 2
+    except BrokenPipeError:
+        _silence_stdout()
+        code = 1
+    if code == 130:
+        print("calque: interrupted", file=sys.stderr)
+    return code
+
+
+def _call(command: Callable[[], object]) -> int:
+    """Typer ends every command by SystemExit; give its code."""
+    try:
+        command()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def _silence_stdout() -> None:
+    """Keep Python from complaining, at exit, that it could not flush into a closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,52 @@
+"""The list of commands. To add one: its file, and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from calque.cli.demo import demo
+from calque.cli.embed import embed
+from calque.cli.evaluate import evaluate
+from calque.cli.models import models
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": demo,
+    "embed": embed,
+    "evaluate": evaluate,
+    "models": models,
+}
+
+
+def build_app() -> typer.Typer:
+    """Make the command line; the commands import what is heavy when they run."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_calque)
+    for name, command in COMMANDS.items():
+        app.command(name)(command)
+    return app
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from calque import __version__
+
+        print(f"calque {__version__}")
+        raise typer.Exit
+
+
+def _calque(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
+    ] = False,
+) -> None:
+    """Align multilingual Transformer encoders across languages, and use what comes of it."""

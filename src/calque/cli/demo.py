@@ -1,0 +1,108 @@
+"""`calque demo`: find translations with the embedded model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from calque.api import Model
+
+CAPTION = (
+    "An illustration, not a benchmark: the sentences are of the kind the embedded model was "
+    "trained on, though these pairs were held out."
+)
+HINTS = """\
+Next:
+  calque embed FILE -o vectors.npy       one vector a line of your own text
+  calque models                          what is in the package
+  calque evaluate MODEL --data DIR       accuracy on the Tatoeba test sets
+  python -c 'import calque; print(calque.load().embed(["Guten Morgen!"]))'"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A sentence, its translation, and the one found among all the others."""
+
+    language: str
+    sentence: str
+    english: str
+    found: str
+
+    @property
+    def is_right(self) -> bool:
+        """Tell whether the translation was found."""
+        return self.found == self.english
+
+
+def demo(
+    model: Annotated[
+        str | None, typer.Option(help="A model folder or hub name; else the embedded model.")
+    ] = None,
+    examples: Annotated[int, typer.Option(min=0, help="How many to show of each language.")] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+) -> None:
+    """Find translations among 200 real sentences.
+
+    Eight languages, the embedded model, no network, a few seconds.
+    """
+    from rich.console import Console
+
+    from calque.api import load
+
+    findings = find_translations(load(model, device), read_pairs())
+    console = Console()
+    if examples:
+        console.print(_tabulate_examples(findings, examples))
+    console.print(_tabulate_accuracy(findings))
+    console.print(HINTS, highlight=False, soft_wrap=True)
+
+
+def read_pairs() -> list[list[str]]:
+    """Read the bundled rows: language, English, sentence."""
+    table = resources.files("calque").joinpath("data/demo.tsv").read_text("utf-8")
+    return [line.split("\t") for line in table.splitlines()[1:]]
+
+
+def find_translations(model: Model, pairs: list[list[str]]) -> list[Finding]:
+    """Look for each sentence among the English of all languages, each language centred."""
+    from calque.tasks.metrics import find_nearest
+
+    languages, english, sentences = zip(*pairs, strict=True)
+    queries = model.embed(sentences, languages=languages)
+    candidates = model.embed(english, languages=["en"] * len(english))
+    return [
+        Finding(language, sentence, translation, english[index])
+        for language, sentence, translation, index in zip(
+            languages, sentences, english, find_nearest(queries, candidates), strict=True
+        )
+    ]
+
+
+def _tabulate_examples(findings: list[Finding], n_examples: int) -> Table:
+    from rich.table import Table
+
+    table = Table("", "sentence", "found among 200 English sentences", "", show_lines=False)
+    for language in dict.fromkeys(finding.language for finding in findings):
+        mine = [finding for finding in findings if finding.language == language]
+        for finding in mine[:: max(1, len(mine) // n_examples)][:n_examples]:
+            mark = "[green]✓[/]" if finding.is_right else "[red]✗[/]"
+            table.add_row(language, finding.sentence, finding.found, mark)
+        table.add_section()
+    return table
+
+
+def _tabulate_accuracy(findings: list[Finding]) -> Table:
+    from rich.table import Table
+
+    languages = list(dict.fromkeys(finding.language for finding in findings))
+    table = Table(*languages, "all", title="translations found (%)", caption=CAPTION)
+    groups = [[f for f in findings if f.language == language] for language in languages]
+    rates = [sum(f.is_right for f in group) / len(group) for group in [*groups, findings]]
+    table.add_row(*(f"{100 * rate:.0f}" for rate in rates))
+    return table

@@ -1,0 +1,29 @@
+"""A progress bar on standard error, where someone can see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def show_progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Draw a bar while the block runs if standard error is a terminal; yield what advances it."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, *times, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda n_done: progress.advance(task, n_done)

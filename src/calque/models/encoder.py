@@ -1,0 +1,149 @@
+"""Any Hugging Face encoder of the BERT kind as a function from packed tokens to states by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import nn
+
+from calque.models.attention import plan_attention
+from calque.models.families import family_of, run_fused_layer, run_layer
+from calque.models.loading import load_checkpoint, save_checkpoint
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from calque.types import TokenBatch
+
+
+class Encoder(nn.Module):
+    """A masked language model and its tokenizer, run on sequences without padding.
+
+    Layer 0 is the embedding output, layer `n_layers` the last. The wrapped `model` stays a
+    plain Hugging Face model: its own `forward`, saving and fine-tuning work as ever.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        folder: Path | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.tokenizer, self._folder = model, tokenizer, folder
+        self.family = family_of(model.config.model_type, folder)
+        self.fuses = False
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Self:
+        """Load a folder, a hub name or, without a name, the embedded calque-mini."""
+        model, tokenizer, folder = load_checkpoint(name, dtype)
+        return cls(model, tokenizer, folder).to(device).eval()
+
+    def save(
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype | None = None,
+        state: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Write a plain Hugging Face folder: safetensors, configuration and tokenizer.
+
+        `state` stands in for the model's own weights where those are spread over processes.
+        """
+        save_checkpoint(self.model, self.tokenizer, folder, dtype, state)
+
+    @property
+    def folder(self) -> Path:
+        """Where the model's plain Hugging Face files lie."""
+        if self._folder is None:
+            raise InputError("this encoder was not loaded from a folder", fix="save it first")
+        return self._folder
+
+    @property
+    def n_layers(self) -> int:
+        """Count the Transformer layers."""
+        return int(self.model.config.num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        """Give the width of a state."""
+        return int(self.model.config.hidden_size)
+
+    @property
+    def max_tokens(self) -> int:
+        """Give the longest sequence the positions allow, special tokens included."""
+        config = self.model.config
+        n_positions = int(config.max_position_embeddings)
+        shifted = config.model_type in ("roberta", "xlm-roberta", "camembert")
+        return n_positions - int(config.pad_token_id) - 1 if shifted else n_positions
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Choices stored with the model, such as its best layer for retrieval."""
+        return dict(getattr(self.model.config, "calque", None) or {})
+
+    @property
+    def retrieval_layer(self) -> int:
+        """Give the layer whose mean-pooled states compare best: measured, or else the middle."""
+        return int(self.settings.get("retrieval_layer", round(self.n_layers / 2)))
+
+    def check_layer(self, layer: int) -> int:
+        """Turn a negative layer into a positive one; an impossible one is an error."""
+        found = layer if layer >= 0 else self.n_layers + 1 + layer
+        if not 0 <= found <= self.n_layers:
+            raise InputError(
+                f"layer {layer} does not exist", fix=f"choose 0 to {self.n_layers}"
+            )
+        return found
+
+    def forward(
+        self, batch: TokenBatch, layers: Sequence[int] | None = None
+    ) -> list[Float[Tensor, "tokens hidden"]]:
+        """Return the states of the layers asked for (default: the last); compute no layer beyond."""
+        asked = [self.n_layers] if layers is None else [self.check_layer(n) for n in layers]
+        body = self.family.body_of(self.model)
+        hidden = self.family.embed(body, batch)
+        attend = plan_attention(batch, self._attention_dtype(hidden))
+        arguments = self.family.prepare(body, hidden, batch)
+        states = {0: hidden}
+        for number, layer in enumerate(self.family.layers_of(self.model)[: max(asked)], start=1):
+            if self.fuses:
+                hidden = run_fused_layer(layer, hidden, attend)
+            else:
+                hidden = run_layer(layer, hidden, attend, arguments(layer))
+            if number in asked:
+                states[number] = hidden
+        if self.n_layers in states and self.family.final_norm is not None:
+            states[self.n_layers] = getattr(body, self.family.final_norm)(states[self.n_layers])
+        return [states[number][0] for number in asked]
+
+    def predict_features(
+        self, states: Float[Tensor, "masked hidden"]
+    ) -> Float[Tensor, "masked hidden"]:
+        """Transform last-layer states as the language-modelling head does before its big matrix."""
+        return self.family.head(self.model)(states)
+
+    def output_layer(self) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias of the vocabulary projection."""
+        decoder: Any = self.model.get_output_embeddings()
+        return decoder.weight, decoder.bias
+
+    def _attention_dtype(self, hidden: Tensor) -> torch.dtype:
+        """Attention runs in the autocast type where autocast is on."""
+        kind = hidden.device.type
+        if torch.is_autocast_enabled(kind):
+            return torch.get_autocast_dtype(kind)
+        return hidden.dtype

@@ -1,0 +1,142 @@
+"""What differs between the encoder families: where their parts are and how a layer is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from calque.models.attention import Attend
+    from calque.types import TokenBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The parts of one encoder architecture, as Hugging Face names them."""
+
+    body: str
+    layers: str
+    embed: Callable[[Any, TokenBatch], Float[Tensor, "1 tokens hidden"]]
+    prepare: Callable[[Any, Tensor, TokenBatch], Callable[[Any], dict[str, Any]]]
+    head: Callable[[Any], Callable[[Tensor], Tensor]]
+    final_norm: str | None = None
+    # Parts of a checkpoint that the encoder does without, or that may start afresh.
+    optional: tuple[str, ...] = ("pooler", "position_ids", "seq_relationship")
+    head_prefixes: tuple[str, ...] = ("lm_head", "cls", "head", "decoder")
+
+    def body_of(self, model: nn.Module) -> Any:
+        """Return the model without its language-modelling head."""
+        return getattr(model, self.body)
+
+    def layers_of(self, model: nn.Module) -> nn.ModuleList:
+        """Return the Transformer layers, in order."""
+        part: Any = self.body_of(model)
+        for name in self.layers.split("."):
+            part = getattr(part, name)
+        return part  # type: ignore[no-any-return]
+
+
+def _embed_bert(body: Any, batch: TokenBatch) -> Tensor:
+    """Embed as Hugging Face does, with the first token type for all tokens.
+
+    Adding that one row, instead of looking it up per token, spares its gradient a scatter.
+    """
+    parts = body.embeddings
+    # RoBERTa counts positions from its padding index + 1, BERT from 0.
+    first = getattr(parts, "padding_idx", None)
+    positions = batch.positions + (0 if first is None else first + 1)
+    token_type = parts.token_type_embeddings.weight[0]
+    summed = parts.word_embeddings(batch.ids) + token_type + parts.position_embeddings(positions)
+    embedded: Tensor = parts.dropout(parts.LayerNorm(summed))
+    return embedded[None]
+
+
+def _embed_modernbert(body: Any, batch: TokenBatch) -> Tensor:
+    embedded: Tensor = body.embeddings(input_ids=batch.ids[None])
+    return embedded
+
+
+def _no_arguments(
+    body: Any, hidden: Tensor, batch: TokenBatch
+) -> Callable[[Any], dict[str, Any]]:
+    return lambda layer: {}
+
+
+def _rotary_arguments(
+    body: Any, hidden: Tensor, batch: TokenBatch
+) -> Callable[[Any], dict[str, Any]]:
+    kinds = set(body.config.layer_types)
+    tables = {kind: body.rotary_emb(hidden, batch.positions[None], kind) for kind in kinds}
+    return lambda layer: {"position_embeddings": tables[layer.attention_type]}
+
+
+def _roberta_head(model: Any) -> Callable[[Tensor], Tensor]:
+    head = model.lm_head
+    return lambda states: head.layer_norm(nn.functional.gelu(head.dense(states)))
+
+
+_ROBERTA = Family("roberta", "encoder.layer", _embed_bert, _no_arguments, _roberta_head)
+
+FAMILIES: dict[str, Family] = {
+    "bert": Family(
+        "bert",
+        "encoder.layer",
+        _embed_bert,
+        _no_arguments,
+        lambda model: model.cls.predictions.transform,  # type: ignore[no-any-return]
+    ),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "modernbert": Family(
+        "model",
+        "layers",
+        _embed_modernbert,
+        _rotary_arguments,
+        lambda model: model.head,  # type: ignore[no-any-return]
+        final_norm="final_norm",
+    ),
+}
+
+
+def family_of(model_type: str, name: object) -> Family:
+    """Look a family up, or say which ones there are."""
+    if model_type not in FAMILIES:
+        raise InputError(
+            f"encoders of type {model_type!r} are not supported",
+            file=name,
+            fix=f"use one of {', '.join(FAMILIES)}",
+        )
+    return FAMILIES[model_type]
+
+
+def run_fused_layer(layer: Any, hidden: Tensor, attend: Attend) -> Tensor:
+    """Run a layer of the BERT kind with its three projections as one matrix product."""
+    core = layer.attention.self
+    parts = (core.query, core.key, core.value)
+    weight = torch.cat([part.weight for part in parts])
+    bias = torch.cat([part.bias for part in parts])
+    projected = nn.functional.linear(hidden[0], weight, bias)
+    query, key, value = projected.unflatten(
+        -1, (3, core.num_attention_heads, core.attention_head_size)
+    ).unbind(1)
+    dropout = core.dropout.p if core.training else 0.0
+    mixed = attend(query, key, value, dropout, core.scaling, None)
+    attended = layer.attention.output(mixed.flatten(1)[None], hidden)
+    result: Tensor = layer.feed_forward_chunk(attended)
+    return result
+
+
+def run_layer(layer: nn.Module, hidden: Tensor, attend: Attend, arguments: dict[str, Any]) -> Tensor:
+    """Call one Hugging Face layer on packed states."""
+    result = layer(hidden, attention_mask=None, attend=attend, **arguments)
+    return result[0] if isinstance(result, tuple) else result

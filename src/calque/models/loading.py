@@ -1,0 +1,209 @@
+"""Loading and saving plain Hugging Face folders: safetensors only, nothing in them is executed."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from calque.models import attention
+from calque.models.families import Family, family_of
+from calque.text.tokenization import load_tokenizer
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+EMBEDDED = "calque-mini"
+
+
+def embedded_models() -> dict[str, Path]:
+    """Name the models inside the package and their folders."""
+    root = Path(str(resources.files("calque"))) / "data" / "models"
+    return {path.parent.name: path.parent for path in sorted(root.glob("*/config.json"))}
+
+
+def load_checkpoint(
+    name: str | Path | None, dtype: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, Path]:
+    """Load a masked language model and its tokenizer; a bad checkpoint is a one-line error."""
+    folder = find_folder(EMBEDDED if name is None else name)
+    config = _load_config(folder)
+    family = family_of(config.model_type, folder)
+    model = _load_weights(folder, config, family, dtype)
+    tokenizer = load_tokenizer(folder)
+    n_rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > n_rows:
+        raise InputError(
+            f"the tokenizer has {len(tokenizer)} entries but the model {n_rows} embeddings",
+            file=folder,
+            fix="use the tokenizer the model was trained with",
+        )
+    return model, tokenizer, folder
+
+
+def find_folder(name: str | Path) -> Path:
+    """Find the folder of an embedded model, of a path, or of a hub name (fetched or cached)."""
+    if str(name) in (embedded := embedded_models()):
+        return embedded[str(name)]
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise InputError("this is a file", file=name, fix="give the model's folder")
+    return _fetch(str(name))
+
+
+def build_model(config: Any) -> PreTrainedModel:
+    """Make an encoder of a given configuration with random weights."""
+    from transformers import AutoModelForMaskedLM
+
+    family_of(config.model_type, None)
+    model: Any = AutoModelForMaskedLM.from_config(config, attn_implementation=attention.register())
+    return model  # type: ignore[no-any-return]
+
+
+def save_checkpoint(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    state: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Write model and tokenizer as a folder that `AutoModel` loads unchanged."""
+    if dtype is not None:
+        state = _cast(model.state_dict() if state is None else state, dtype)
+    with _quiet():
+        model.save_pretrained(folder, state_dict=state)
+        tokenizer.save_pretrained(folder)
+    if dtype is not None:
+        _set_stored_dtype(folder / "config.json", dtype)
+
+
+def _cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Convert floating tensors; those that share memory (tied weights) still do afterwards."""
+    seen: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    result = {}
+    for name, value in state.items():
+        key = (value.data_ptr(), value.shape)
+        if key not in seen:
+            seen[key] = value.to(dtype) if value.is_floating_point() else value
+        result[name] = seen[key]
+    return result
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the progress bars and load reports of transformers: Calque checks and says itself."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _set_stored_dtype(path: Path, dtype: torch.dtype) -> None:
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _fetch(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        wanted = ["*.json", "*.safetensors", "*.model", "*.txt"]
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except HFValidationError:
+        problem = "no such folder, and not a hub name"
+    except Exception as error:  # the hub client raises many kinds: offline, gated, unknown
+        problem = f"no such folder, and the hub gave: {str(error).splitlines()[0]}"
+    known = ", ".join(embedded_models()) or "none"
+    raise InputError(problem, file=name, fix=f"check the name; embedded models: {known}")
+
+
+def _load_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").exists():
+        raise InputError("no config.json here", file=folder, fix="give a Hugging Face model folder")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(str(error).splitlines()[0], file=folder / "config.json") from error
+
+
+def _load_weights(
+    folder: Path, config: Any, family: Family, dtype: torch.dtype
+) -> PreTrainedModel:
+    from safetensors import SafetensorError
+    from transformers import AutoModelForMaskedLM
+
+    _refuse_pickle(folder)
+    try:
+        with _quiet():
+            model, info = AutoModelForMaskedLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                attn_implementation=attention.register(),
+                output_loading_info=True,
+            )
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+        reason = next(line for line in str(error).splitlines() if line.strip())
+        raise InputError(
+            f"the weights cannot be read: {reason}",
+            file=folder,
+            fix="copy the checkpoint again; its files are truncated or do not belong together",
+        ) from error
+    _check_keys(folder, family, info)
+    return model  # type: ignore[no-any-return]
+
+
+def _refuse_pickle(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
+    if pickles:
+        raise InputError(
+            f"{pickles[0]} is a pickle, which can run code; Calque loads safetensors only",
+            file=folder,
+            fix="convert it with safetensors' convert script and remove the pickle",
+        )
+    raise InputError("no model.safetensors here", file=folder, fix="give the model's folder")
+
+
+def _check_keys(folder: Path, family: Family, info: dict[str, Any]) -> None:
+    """Refuse a checkpoint that would leave part of the body random; a missing head is said."""
+    mismatched = [entry[0] for entry in info["mismatched_keys"]]
+    missing = [
+        key for key in info["missing_keys"] if not any(part in key for part in family.optional)
+    ]
+    head = [key for key in missing if key.startswith(family.head_prefixes)]
+    body = [key for key in [*missing, *mismatched] if key not in head]
+    if body:
+        raise InputError(
+            f"{len(body)} tensors are missing or of another shape, first {body[0]}",
+            file=folder,
+            fix="config.json and the weights do not belong together",
+        )
+    if head:
+        warnings.warn(
+            f"{folder}: no language-modelling head in the checkpoint; it starts at random",
+            stacklevel=2,
+        )

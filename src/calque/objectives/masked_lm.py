@@ -1,0 +1,186 @@
+"""Masked language modelling on sentences (MLM) and on translation pairs (TLM).
+
+Devlin et al., 2019; Conneau and Lample, 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch.nn import functional as F  # noqa: N812
+
+from calque.objectives.base import Marks, Objective, ObjectiveSettings
+from calque.text.batching import BatchShape, Ragged, add_marks, interleave, pack, ranges, reorder
+from calque.text.masking import MaskingRules, find_maskable, mask_tokens
+from calque.types import LossTerms, MaskedBatch, TokenBatch
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from calque.models.encoder import Encoder
+    from calque.objectives.base import Collate
+
+IGNORED = -100
+
+
+class MaskedLMSettings(ObjectiveSettings):
+    """MLM as the recipe describes it."""
+
+    kind: Literal["masked_lm"] = "masked_lm"
+    probability: float = Field(0.15, gt=0, lt=1)
+
+
+class TranslationLMSettings(ObjectiveSettings):
+    """TLM as the recipe describes it."""
+
+    kind: Literal["translation_lm"] = "translation_lm"
+    probability: float = Field(0.15, gt=0, lt=1)
+    # "reset": the second sentence counts from 0 again (Conneau and Lample, 2019), so that words
+    # at like places meet; "continue": one long sequence (InfoXLM, XLM-Align).
+    positions: Literal["reset", "continue"] = "reset"
+
+
+def masked_lm_loss(
+    features: Float[Tensor, "masked hidden"],
+    weight: Float[Tensor, "vocabulary hidden"],
+    bias: Float[Tensor, "vocabulary"] | None,
+    labels: Int[Tensor, "masked"],
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy of the hidden tokens; labels of −100 do not count."""
+    logits = F.linear(features, weight, bias)
+    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED)
+
+
+class MaskedLM(Objective):
+    """Guess hidden tokens from the rest of their sentence."""
+
+    n_sides: ClassVar[int] = 1
+
+    def __init__(self, settings: MaskedLMSettings | TranslationLMSettings) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def n_marks(self, marks: Marks) -> int:
+        """Count `<s>` and `</s>`."""
+        return 2
+
+    def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
+        """Batches of single sentences."""
+        return SentenceCollator(marks, self._rules(marks), shape)
+
+    def forward(self, encoder: Encoder, batch: MaskedBatch) -> LossTerms:
+        """Encode, keep the hidden places alone, and predict their tokens."""
+        (states,) = encoder(batch.tokens)
+        features = encoder.predict_features(states[batch.masked])
+        loss = masked_lm_loss(features, *encoder.output_layer(), batch.labels)
+        return LossTerms(loss, {})
+
+    def _rules(self, marks: Marks) -> MaskingRules:
+        assert isinstance(self.settings, MaskedLMSettings | TranslationLMSettings)
+        return MaskingRules(
+            marks.mask, marks.vocab_size, marks.special, self.settings.probability
+        )
+
+
+class TranslationLM(MaskedLM):
+    """Guess hidden tokens from their sentence and its translation, set side by side.
+
+    Each pair comes in either order, by a coin.
+    """
+
+    n_sides: ClassVar[int] = 2
+
+    def n_marks(self, marks: Marks) -> int:
+        """Count the marks around and between the two sentences."""
+        return 2 + marks.between
+
+    def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
+        """Batches of sentence pairs."""
+        assert isinstance(self.settings, TranslationLMSettings)
+        reset = self.settings.positions == "reset"
+        return PairCollator(marks, self._rules(marks), shape, reset)
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceCollator:
+    """Builds MLM batches: marks, packing, masking."""
+
+    marks: Marks
+    rules: MaskingRules
+    shape: BatchShape | None
+
+    def __call__(self, sides: tuple[Ragged, ...], generator: torch.Generator) -> MaskedBatch:
+        marked = add_marks(sides[0], self.marks.first, self.marks.last)
+        tokens = pack(marked, shape=self.shape, pad_id=self.marks.pad)
+        return mask_batch(tokens, self.rules, generator, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class PairCollator:
+    """Builds TLM batches: `<s> a </s></s> b </s>`, a coin deciding which side is a."""
+
+    marks: Marks
+    rules: MaskingRules
+    shape: BatchShape | None
+    reset: bool
+
+    def __call__(self, sides: tuple[Ragged, ...], generator: torch.Generator) -> MaskedBatch:
+        left, right = swap_sides(sides[0], sides[1], generator)
+        marks = self.marks
+        opening = marks.last if marks.between == 2 else None  # noqa: PLR2004
+        pairs, n_left = interleave(
+            add_marks(left, marks.first, marks.last), add_marks(right, opening, marks.last)
+        )
+        positions = ranges(np.zeros_like(pairs.lengths), pairs.lengths)
+        if self.reset:
+            positions = reset_positions(n_left, pairs.lengths - n_left)
+        tokens = pack(pairs, positions=positions, shape=self.shape, pad_id=marks.pad)
+        return mask_batch(tokens, self.rules, generator, self.shape)
+
+
+def swap_sides(
+    src: Ragged, tgt: Ragged, generator: torch.Generator
+) -> tuple[Ragged, Ragged]:
+    """Exchange source and target of every second pair or so."""
+    n_pairs = len(src.lengths)
+    both = Ragged(
+        np.concatenate([src.ids, tgt.ids]), np.concatenate([src.lengths, tgt.lengths])
+    )
+    swapped = torch.randint(2, (n_pairs,), generator=generator).numpy() * n_pairs
+    places = np.arange(n_pairs)
+    return reorder(both, places + swapped), reorder(both, places + n_pairs - swapped)
+
+
+def reset_positions(
+    n_left: np.ndarray[tuple[int], np.dtype[np.int64]],
+    n_right: np.ndarray[tuple[int], np.dtype[np.int64]],
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Count each sentence of a pair from 0.
+
+    >>> reset_positions(np.array([2, 1]), np.array([3, 1])).tolist()
+    [0, 1, 0, 1, 2, 0, 0]
+    """
+    lengths = np.stack([n_left, n_right], axis=1).ravel()
+    return ranges(np.zeros_like(lengths), lengths)
+
+
+def mask_batch(
+    tokens: TokenBatch,
+    rules: MaskingRules,
+    generator: torch.Generator,
+    shape: BatchShape | None,
+) -> MaskedBatch:
+    """Hide tokens; with a fixed shape, fill the list of hidden places up to a fixed length."""
+    maskable = find_maskable(tokens.ids, rules.special_ids)
+    ids, masked, labels = mask_tokens(tokens.ids, maskable, rules, generator)
+    if shape is not None:
+        n_fill = round(rules.probability * shape.tokens) + 1 - len(masked)
+        masked = F.pad(masked, (0, n_fill))
+        labels = F.pad(labels, (0, n_fill), value=IGNORED)
+    hidden = TokenBatch(ids, tokens.positions, tokens.offsets, tokens.longest, tokens.n_real)
+    return MaskedBatch(hidden, masked, labels)

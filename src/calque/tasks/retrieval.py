@@ -1,0 +1,131 @@
+"""Sentence retrieval on Tatoeba: find each sentence's translation among a thousand others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calque.tasks.languages import long_name, short_name
+from calque.tasks.metrics import retrieval_accuracy
+from calque.text.files import read_lines
+from calque.tools.embedder import embed_layers
+from calque.types import InputError, Score
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from calque.models.encoder import Encoder
+
+    Vectors = npt.NDArray[np.float32]
+
+TASK, MEAN = "tatoeba", "mean"
+# XTREME reports the first.
+METRICS = ("accuracy_to_english", "accuracy_from_english")
+
+
+def score_tatoeba(
+    encoder: Encoder,
+    data: Path,
+    *,
+    model: str,
+    languages: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    center: bool = False,
+    on_language: Callable[[str], None] | None = None,
+) -> list[Score]:
+    """Score retrieval both ways by cosine of mean-pooled states, per language and layer.
+
+    With `center`, the mean of each side is subtracted first: it uses the test sentences, but
+    not which of them belong together. Rows of language "mean" average over the languages.
+    """
+    numbers = range(encoder.n_layers + 1) if layers is None else layers
+    numbers = [encoder.check_layer(number) for number in numbers]
+    tests = {short_name(name): read_test(data, name) for name in languages or find_languages(data)}
+    scores: list[Score] = []
+    for language, (src, eng) in tests.items():
+        scores += _score_pair(encoder, src, eng, numbers, (model, language), center)
+        if on_language is not None:
+            on_language(language)
+    return [*scores, *average_languages(scores)]
+
+
+def find_languages(data: Path) -> list[str]:
+    """List the languages of a folder in LASER's layout, `tatoeba.xxx-eng.xxx` beside `.eng`."""
+    names = [path.suffix[1:] for path in sorted(_test_folder(data).glob("tatoeba.*-eng.*"))]
+    found = [short_name(name) for name in names if name != "eng"]
+    if not found:
+        raise InputError(
+            "no tatoeba.xxx-eng.xxx here",
+            file=data,
+            fix="give the folder data/tatoeba/v1 of LASER, or the one above a tatoeba/",
+        )
+    return found
+
+
+def read_test(data: Path, language: str) -> tuple[list[str], list[str]]:
+    """Read the sentences of a language and their English translations."""
+    code, folder = long_name(language), _test_folder(data)
+    src_path, eng_path = (folder / f"tatoeba.{code}-eng.{side}" for side in (code, "eng"))
+    if not src_path.exists():
+        known = " ".join(find_languages(data))
+        raise InputError(f"no test for {language!r}", file=src_path, fix=f"choose from: {known}")
+    src, eng = list(read_lines(src_path)), list(read_lines(eng_path))
+    if len(src) != len(eng) or not src:
+        raise InputError(
+            f"{len(src)} lines, but {len(eng)} in {eng_path.name}",
+            file=src_path,
+            fix="the files must pair line by line",
+        )
+    return src, eng
+
+
+def average_languages(scores: Iterable[Score]) -> list[Score]:
+    """Average over languages, each counting the same, by model, layer and metric."""
+    groups: dict[tuple[str, int | None, str], list[Score]] = {}
+    for score in scores:
+        groups.setdefault((score.model, score.layer, score.metric), []).append(score)
+    return [
+        Score(
+            model=model,
+            task=group[0].task,
+            language=MEAN,
+            metric=metric,
+            value=float(np.mean([score.value for score in group])),
+            n_items=sum(score.n_items for score in group),
+            layer=layer,
+        )
+        for (model, layer, metric), group in groups.items()
+    ]
+
+
+def _score_pair(
+    encoder: Encoder,
+    src: list[str],
+    eng: list[str],
+    layers: Sequence[int],
+    names: tuple[str, str],
+    center: bool,
+) -> Iterator[Score]:
+    src_vectors, eng_vectors = (embed_layers(encoder, side, layers) for side in (src, eng))
+    for layer in layers:
+        sides = src_vectors[layer], eng_vectors[layer]
+        values = retrieval_accuracy(*(map(_center, sides) if center else sides))
+        for metric, value in zip(METRICS, values, strict=True):
+            model, language = names
+            yield Score(model, TASK, language, metric, value, len(src), layer)
+
+
+def _center(vectors: Vectors) -> Vectors:
+    mean: Vectors = vectors.mean(axis=0)
+    return vectors - mean
+
+
+def _test_folder(data: Path) -> Path:
+    """Accept the folder itself or the one above it."""
+    if not data.is_dir():
+        raise InputError("no such folder", file=data, fix="check --data")
+    inside = data / "tatoeba"
+    return inside if inside.is_dir() else data

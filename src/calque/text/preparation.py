@@ -1,0 +1,282 @@
+"""From text files to tokenised corpora on disk: read, clean, encode in parallel, store.
+
+A prepared folder holds one sub-folder a corpus (`sideK.ids.npy`, `sideK.offsets.npy`,
+`corpus.json`), the tokenizer, and `prepared.json`, which lists the corpora. Memory stays
+constant: text streams through in blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calque.text.batching import Ragged
+from calque.text.bitext import read_bitext
+from calque.text.cleaning import CleaningReport, CleaningRules, clean_pairs, clean_sentences
+from calque.text.corpora import read_sentences
+from calque.text.files import write_atomically
+from calque.text.store import StoreWriter
+from calque.text.tokenization import load_tokenizer
+from calque.types import InputError, SentencePair
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+BLOCK = 4096
+INDEX = "prepared.json"
+Example = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextSource:
+    """One corpus before preparation: its files, its language or pair of languages."""
+
+    paths: tuple[Path, ...]
+    languages: tuple[str, ...]
+    keep_tags: tuple[str, ...] | None = None
+    exclude_tags: tuple[str, ...] = ()
+    weight: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Name the corpus by its languages, tags and paths, so that no two share a folder."""
+        digest = hashlib.sha256(repr((self.paths, self.keep_tags, self.exclude_tags)).encode())
+        return f"{'-'.join(self.languages)}.{digest.hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class PreparedCorpus:
+    """What `corpus.json` says of a tokenised corpus."""
+
+    name: str
+    languages: tuple[str, ...]
+    weight: float
+    n_examples: int
+    n_tokens: tuple[int, ...]
+    fingerprint: str
+    cleaning: dict[str, Any] = field(default_factory=dict)
+
+
+class HoldOut:
+    """Sentence pairs that must stay out of training; counts how many it kept out."""
+
+    def __init__(self, pairs: Iterable[Example] = ()) -> None:
+        self.keys = set(pairs)
+        self.n_dropped = 0
+
+    def filter(self, examples: Iterable[Example]) -> Iterator[Example]:
+        """Pass on the examples that are not held out, in either direction."""
+        for example in examples:
+            if self.keys and (example in self.keys or example[::-1] in self.keys):
+                self.n_dropped += 1
+            else:
+                yield example
+
+
+def read_hold_out(path: Path | None) -> HoldOut:
+    """Read the pairs to keep out of training: a TSV whose last two columns are the sentences."""
+    if path is None:
+        return HoldOut()
+    from calque.text.files import read_lines
+
+    return HoldOut(tuple(line.split("\t")[-2:]) for line in read_lines(path))
+
+
+def read_clean(
+    source: TextSource, rules: CleaningRules, report: CleaningReport
+) -> Iterator[Example]:
+    """Stream a source's cleaned examples: one string each for text, two for bitext."""
+    if len(source.languages) == 1:
+        for path in source.paths:
+            sentences = read_sentences(path)
+            for sentence in clean_sentences(sentences, rules, report, source.languages[0]):
+                yield (sentence,)
+        return
+    pairs: Iterator[SentencePair] = read_bitext(
+        source.paths, keep_tags=source.keep_tags, exclude_tags=source.exclude_tags
+    )
+    languages = (source.languages[0], source.languages[1])
+    for pair in clean_pairs(pairs, rules, report, languages):
+        yield pair.src, pair.tgt
+
+
+def prepare_corpora(
+    sources: Sequence[TextSource],
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    *,
+    rules: CleaningRules,
+    hold_out: HoldOut | None = None,
+    n_workers: int = 1,
+    on_progress: Callable[[str, int], None] = lambda name, n_examples: None,
+) -> list[PreparedCorpus]:
+    """Tokenise every source into the folder; corpora that are there already are kept.
+
+    `on_progress` is told the corpus and how many examples it has so far.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    stamp = hashlib.sha256(
+        (folder / "tokenizer" / "tokenizer.json").read_bytes() + repr(rules).encode()
+    )
+    prepared = []
+    with _Encoders(folder / "tokenizer", n_workers) as encode:
+        for source in sources:
+            fingerprint = _fingerprint(source, stamp.hexdigest())
+            corpus = _read_prepared(folder / source.name, fingerprint)
+            if corpus is None:
+                job = _Job(source, folder / source.name, fingerprint, len(tokenizer))
+                corpus = _prepare(job, encode, rules, hold_out or HoldOut(), on_progress)
+            prepared.append(corpus)
+    _write_json(folder / INDEX, {"corpora": [corpus.name for corpus in prepared]})
+    return prepared
+
+
+def open_prepared(folder: Path) -> list[PreparedCorpus]:
+    """List the corpora of a prepared folder."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        return [_load_corpus(folder / name) for name in index["corpora"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"not a folder of prepared text: {error}", file=folder, fix="run `calque prepare`"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    source: TextSource
+    folder: Path
+    fingerprint: str
+    vocab_size: int
+
+
+class _Encoders:
+    """A pool of processes that each hold the tokenizer; one worker means this process."""
+
+    def __init__(self, tokenizer: Path, n_workers: int) -> None:
+        self._tokenizer, self._n_workers = tokenizer, n_workers
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Callable[[Iterator[list[Example]]], Iterator[list[Ragged]]]:
+        if self._n_workers <= 1:
+            _load_worker(self._tokenizer)
+            return lambda blocks: map(_encode_block, blocks)
+        context = multiprocessing.get_context("spawn")
+        pool = context.Pool(self._n_workers, _load_worker, (self._tokenizer,))
+        self._stack.enter_context(pool)
+        return lambda blocks: _bounded_map(pool, blocks, 4 * self._n_workers)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def _bounded_map(pool: Any, blocks: Iterator[list[Example]], ahead: int) -> Iterator[list[Ragged]]:
+    """Map in order with at most `ahead` blocks under way: a fast reader must not fill memory."""
+    waiting: list[Any] = []
+    for block in blocks:
+        waiting.append(pool.apply_async(_encode_block, (block,)))
+        if len(waiting) >= ahead:
+            yield waiting.pop(0).get()
+    for result in waiting:
+        yield result.get()
+
+
+_WORKER: dict[str, Any] = {}
+
+
+def _load_worker(tokenizer: Path) -> None:
+    import os
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _WORKER["tokenizer"] = load_tokenizer(tokenizer).backend_tokenizer
+
+
+def _encode_block(block: list[Example]) -> list[Ragged]:
+    """Encode a block of examples, side by side."""
+    encode = _WORKER["tokenizer"].encode_batch_fast
+    sides = []
+    for sentences in zip(*block, strict=True):
+        encoded = [item.ids for item in encode(list(sentences), add_special_tokens=False)]
+        lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+        flat = np.fromiter(
+            (number for ids in encoded for number in ids), dtype=np.uint32, count=lengths.sum()
+        )
+        sides.append(Ragged(flat, lengths))  # type: ignore[arg-type]
+    return sides
+
+
+def _prepare(
+    job: _Job,
+    encode: Callable[[Iterator[list[Example]]], Iterator[list[Ragged]]],
+    rules: CleaningRules,
+    hold_out: HoldOut,
+    on_progress: Callable[[str, int], None],
+) -> PreparedCorpus:
+    job.folder.mkdir(parents=True, exist_ok=True)
+    report = CleaningReport()
+    examples = hold_out.filter(read_clean(job.source, rules, report))
+    n_examples, n_tokens = 0, [0] * len(job.source.languages)
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(StoreWriter(job.folder / f"side{side}", job.vocab_size))
+            for side in range(len(n_tokens))
+        ]
+        for sides in encode(_blocks(examples)):
+            for side, (writer, ragged) in enumerate(zip(writers, sides, strict=True)):
+                writer.append(ragged)
+                n_tokens[side] += len(ragged.ids)
+            n_examples += len(sides[0].lengths)
+            on_progress(job.source.name, n_examples)
+    corpus = PreparedCorpus(
+        job.source.name,
+        job.source.languages,
+        job.source.weight,
+        n_examples,
+        tuple(n_tokens),
+        job.fingerprint,
+        report.to_dict() | {"held_out": hold_out.n_dropped},
+    )
+    _write_json(job.folder / "corpus.json", asdict(corpus))
+    return corpus
+
+
+def _blocks(examples: Iterator[Example]) -> Iterator[list[Example]]:
+    while block := list(islice(examples, BLOCK)):
+        yield block
+
+
+def _fingerprint(source: TextSource, stamp: str) -> str:
+    """Identify a corpus by its files' sizes and times, its filters and its tokenizer."""
+    files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in source.paths if p.exists()]
+    key = repr((files, source.languages, source.keep_tags, source.exclude_tags, stamp))
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def _read_prepared(folder: Path, fingerprint: str) -> PreparedCorpus | None:
+    if not (folder / "corpus.json").exists():
+        return None
+    corpus = _load_corpus(folder)
+    return corpus if corpus.fingerprint == fingerprint else None
+
+
+def _load_corpus(folder: Path) -> PreparedCorpus:
+    content = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+    content["languages"] = tuple(content["languages"])
+    content["n_tokens"] = tuple(content["n_tokens"])
+    return PreparedCorpus(**content)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with write_atomically(path) as stream:
+        json.dump(content, stream, indent=1, ensure_ascii=False)
+        stream.write("\n")

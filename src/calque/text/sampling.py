@@ -1,0 +1,69 @@
+"""Which language, and which of its examples, comes next: reproducible and resumable.
+
+The endless stream of examples is cut into blocks. Block b is a pure function of (seed, b): no
+state has to be saved to go on from it, and every process computes the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+def language_probabilities(sizes: Mapping[str, float], alpha: float) -> dict[str, float]:
+    """Rebalance languages: p_i ∝ N_i^α (Conneau and Lample, 2019).
+
+    α = 1 keeps the data's own shares, α = 0 makes all languages equal.
+
+    >>> language_probabilities({"en": 900, "sw": 100}, alpha=0.5)
+    {'en': 0.75, 'sw': 0.25}
+    """
+    weights = {language: float(size) ** alpha for language, size in sizes.items() if size > 0}
+    total = sum(weights.values())
+    return {language: weight / total for language, weight in weights.items()}
+
+
+class BlockSampler:
+    """Draws examples from several corpora in fixed shares, each corpus epoch by epoch.
+
+    A corpus is gone through in a fresh random order every epoch, so none of its examples
+    comes a second time before all have come once.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], shares: Sequence[float], block_size: int, seed: int
+    ) -> None:
+        self.sizes, self.block_size, self.seed = list(sizes), block_size, seed
+        self.shares = np.asarray(shares, dtype=np.float64) / np.sum(shares)
+        self._permutation = lru_cache(maxsize=2 * len(self.sizes))(self._draw_permutation)
+
+    def block(self, number: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return (corpus, example) indices of a block, shuffled."""
+        parts = [self._take(corpus, number) for corpus in range(len(self.sizes))]
+        corpora = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        order = self._generator(0, number).permutation(len(corpora))
+        return corpora[order], np.concatenate(parts)[order]
+
+    def _take(self, corpus: int, number: int) -> npt.NDArray[np.int64]:
+        """Examples of one corpus in a block: a stretch of its endless, reshuffled stream."""
+        share, size = self.shares[corpus] * self.block_size, self.sizes[corpus]
+        place, stop = int(share * number), int(share * (number + 1))
+        pieces = [np.zeros(0, dtype=np.int64)]
+        while place < stop:
+            epoch, offset = divmod(place, size)
+            n_taken = min(stop - place, size - offset)
+            pieces.append(self._permutation(corpus, epoch)[offset : offset + n_taken])
+            place += n_taken
+        return np.concatenate(pieces)
+
+    def _draw_permutation(self, corpus: int, epoch: int) -> npt.NDArray[np.int64]:
+        return self._generator(1, corpus, epoch).permutation(self.sizes[corpus])
+
+    def _generator(self, *key: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, *key))))

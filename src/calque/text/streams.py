@@ -1,0 +1,182 @@
+"""Endless, reproducible streams of batches out of tokenised corpora.
+
+Batch number g is the same whatever the number of processes: process r of n builds the batches
+with g mod n = r. The place in a stream is three integers, so a run goes on at the exact batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from calque.text.batching import Ragged, fill_batches, reorder
+from calque.text.sampling import BlockSampler
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from calque.text.store import TokenStore
+
+BatchT = TypeVar("BatchT")
+BLOCK_SIZE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """One language's sentences (one store) or one language pair's bitext (two stores).
+
+    `index` lists the examples in use; the others are too long or kept for validation.
+    """
+
+    name: str
+    sides: tuple[TokenStore, ...]
+    index: npt.NDArray[np.int64]
+    share: float
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a stream has come: a block, a batch inside it, and all batches before."""
+
+    block: int = 0
+    batch: int = 0
+    count: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Give the three integers a checkpoint keeps."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """When a batch is full, in tokens (`n_marks` special ones an example) and in sequences."""
+
+    max_tokens: int
+    max_sequences: int
+    n_marks: int
+
+
+class BatchStream(Generic[BatchT]):
+    """Draws examples by language, packs them within a budget and collates them."""
+
+    def __init__(
+        self,
+        corpora: Sequence[Corpus],
+        plan: BatchPlan,
+        collate: Callable[[tuple[Ragged, ...], torch.Generator], BatchT],
+        seed: int,
+    ) -> None:
+        self.corpora, self.plan, self.collate, self.seed = list(corpora), plan, collate, seed
+        self.sampler = BlockSampler(
+            [len(corpus) for corpus in corpora], [c.share for c in corpora], BLOCK_SIZE, seed
+        )
+
+    def walk(
+        self, place: Place, wanted: Callable[[int], bool]
+    ) -> Iterator[tuple[Place, BatchT | None]]:
+        """Go through all batches from a place on; build those whose number is wanted."""
+        while True:
+            corpora, examples = self.sampler.block(place.block)
+            lengths = self._lengths(corpora, examples) + self.plan.n_marks
+            cuts = list(fill_batches(lengths, self.plan.max_tokens, self.plan.max_sequences))
+            for number in range(place.batch, len(cuts)):
+                chosen = cuts[number]
+                batch = None
+                if wanted(place.count):
+                    batch = self._build(corpora[chosen], examples[chosen], place.count)
+                last = number + 1 == len(cuts)
+                block, inside = (place.block + 1, 0) if last else (place.block, number + 1)
+                place = Place(block, inside, place.count + 1)
+                yield place, batch
+
+    def _build(
+        self, corpora: npt.NDArray[np.int64], examples: npt.NDArray[np.int64], number: int
+    ) -> BatchT:
+        generator = torch.Generator().manual_seed(seed_of(self.seed, number))
+        n_sides = len(self.corpora[0].sides)
+        sides = tuple(self._gather(corpora, examples, side) for side in range(n_sides))
+        return self.collate(sides, generator)
+
+    def _lengths(
+        self, corpora: npt.NDArray[np.int64], examples: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        lengths = np.zeros(len(corpora), dtype=np.int64)
+        for number in np.unique(corpora):
+            here = np.flatnonzero(corpora == number)
+            chosen = self.corpora[number].index[examples[here]]
+            for store in self.corpora[number].sides:
+                lengths[here] += store.lengths(chosen)
+        return lengths
+
+    def _gather(
+        self, corpora: npt.NDArray[np.int64], examples: npt.NDArray[np.int64], side: int
+    ) -> Ragged:
+        """Read one side of the examples, corpus by corpus, back in batch order."""
+        order = np.argsort(corpora, kind="stable")
+        parts = []
+        for number in np.unique(corpora):
+            corpus = self.corpora[number]
+            chosen = corpus.index[examples[corpora == number]]
+            parts.append(corpus.sides[side].gather(chosen))
+        joined = Ragged(
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+        )
+        return reorder(joined, np.argsort(order, kind="stable"))
+
+
+def seed_of(*key: int) -> int:
+    """Mix integers into one 63-bit seed, the same on every machine."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+class _Shard(IterableDataset[tuple[Place, Any]]):
+    """The batches of one process, shared out among its loading workers."""
+
+    def __init__(self, stream: BatchStream[Any], place: Place, rank: int, n_ranks: int) -> None:
+        self.stream, self.place, self.rank, self.n_ranks = stream, place, rank, n_ranks
+
+    def __iter__(self) -> Iterator[tuple[Place, Any]]:
+        worker = get_worker_info()
+        n_workers, me = (worker.num_workers, worker.id) if worker else (1, 0)
+        start, stride = self.place.count, self.n_ranks * n_workers
+        mine = (start + self.rank + me * self.n_ranks) % stride
+
+        def is_mine(count: int) -> bool:
+            return count % stride == mine
+
+        for place, batch in self.stream.walk(self.place, is_mine):
+            if batch is not None:
+                yield place, batch
+
+
+def load_batches(
+    stream: BatchStream[BatchT],
+    *,
+    place: Place | None = None,
+    rank: int = 0,
+    n_ranks: int = 1,
+    n_workers: int = 0,
+    pin_memory: bool = False,
+) -> Iterator[tuple[Place, BatchT]]:
+    """Iterate over this process's batches from a place on, built ahead by worker processes.
+
+    Each comes with the place just after it in the whole stream.
+    """
+    shard = _Shard(stream, place or Place(), rank, n_ranks)
+    loader = DataLoader(
+        shard,
+        batch_size=None,
+        num_workers=n_workers,
+        pin_memory=pin_memory,
+        prefetch_factor=4 if n_workers else None,
+    )
+    return iter(loader)

@@ -1,0 +1,194 @@
+"""Subwords: training a tokenizer, encoding in bulk, and exact maps between words and subwords."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+# XLM-R's order: these ids come first, <mask> comes last.
+FIRST_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+MASK_TOKEN = "<mask>"  # noqa: S105
+WORD_START = "▁"
+
+
+@dataclass(frozen=True, slots=True)
+class WordPieces:
+    """A sentence's subwords (no special tokens) and the word each of them belongs to."""
+
+    ids: npt.NDArray[np.int64]
+    words: npt.NDArray[np.int64]
+    n_words: int
+
+    def first_pieces(self) -> npt.NDArray[np.int64]:
+        """Index of every word's first subword; −1 for a word that has none.
+
+        >>> WordPieces(np.array([7, 8, 9]), np.array([0, 0, 2]), 3).first_pieces().tolist()
+        [0, -1, 2]
+        """
+        first = np.full(self.n_words, -1, dtype=np.int64)
+        words, index = np.unique(self.words, return_index=True)
+        first[words] = index
+        return first
+
+
+def train_tokenizer(
+    sentences: Iterable[str],
+    vocab_size: int,
+    *,
+    character_coverage: float = 0.9995,
+    max_piece_length: int = 16,
+) -> PreTrainedTokenizerFast:
+    """Train a SentencePiece-style Unigram tokenizer with XLM-R's special tokens and ids.
+
+    The rarest characters, beyond `character_coverage` of the text, become `<unk>` rather than
+    take a row each: without that, Chinese characters alone would fill a small vocabulary.
+    """
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    sentences = list(sentences)
+    alphabet = _frequent_characters(sentences, character_coverage)
+    if len(alphabet) + len(FIRST_TOKENS) + 1 >= vocab_size:
+        raise InputError(
+            f"vocab_size={vocab_size} cannot hold the text's {len(alphabet)} characters",
+            fix="raise vocab_size or lower character_coverage",
+        )
+    learner = Tokenizer(models.Unigram())
+    learner.normalizer = normalizers.Sequence(
+        [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
+    learner.pre_tokenizer = pre_tokenizers.Metaspace(replacement=WORD_START)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size - 1,  # <mask> is appended below, as the last id
+        special_tokens=list(FIRST_TOKENS),
+        unk_token="<unk>",  # noqa: S106
+        max_piece_length=max_piece_length,
+        show_progress=False,
+    )
+    learner.train_from_iterator(_drop_characters(sentences, alphabet), trainer)
+    return wrap_tokenizer(learner)
+
+
+def wrap_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """Give a bare tokenizer XLM-R's template, `<s> a </s>` and `<s> a </s></s> b </s>`."""
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer.add_special_tokens([MASK_TOKEN])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",  # noqa: S106
+        cls_token="<s>",  # noqa: S106
+        pad_token="<pad>",  # noqa: S106
+        eos_token="</s>",  # noqa: S106
+        sep_token="</s>",  # noqa: S106
+        unk_token="<unk>",  # noqa: S106
+        mask_token=MASK_TOKEN,
+    )
+
+
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
+    """Load a fast tokenizer from a folder or a hub name; nothing in it is executed."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"no tokenizer could be loaded: {str(error).splitlines()[0]}",
+            file=name,
+            fix="give a folder with tokenizer.json, or a hub name",
+        ) from error
+    if not tokenizer.is_fast:
+        raise InputError(
+            "this tokenizer has no fast version", file=name, fix="convert it to tokenizer.json"
+        )
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def encode_sentences(
+    tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str]
+) -> list[npt.NDArray[np.int64]]:
+    """Encode sentences without special tokens, in the tokenizer's own threads."""
+    encodings = tokenizer.backend_tokenizer.encode_batch_fast(
+        list(sentences), add_special_tokens=False
+    )
+    return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+
+def encode_words(
+    tokenizer: PreTrainedTokenizerFast, sentences: Sequence[Sequence[str]]
+) -> list[WordPieces]:
+    """Encode sentences that are already split into words; each subword knows its word.
+
+    A word the tokenizer's normaliser deletes whole (a lone zero-width joiner, say) has no subword.
+    """
+    prepared = [_add_spaces(tokenizer, words) for words in sentences]
+    encodings = tokenizer.backend_tokenizer.encode_batch(
+        prepared, is_pretokenized=True, add_special_tokens=False
+    )
+    return [
+        WordPieces(
+            np.asarray(encoding.ids, dtype=np.int64),
+            np.asarray(encoding.word_ids, dtype=np.int64),
+            len(words),
+        )
+        for encoding, words in zip(encodings, sentences, strict=True)
+    ]
+
+
+def special_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Ids that are never masked nor pooled: sentence marks, padding, mask, unknown excluded."""
+    marks = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id}
+    marks |= {tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id}
+    return sorted(mark for mark in marks if mark is not None)
+
+
+def _add_spaces(tokenizer: PreTrainedTokenizerFast, words: Sequence[str]) -> list[str]:
+    """Byte-level tokenizers (RoBERTa's) keep the space before a word inside its first piece."""
+    if not _is_byte_level(tokenizer) or getattr(tokenizer, "add_prefix_space", False):
+        return list(words)
+    return [word if i == 0 else " " + word for i, word in enumerate(words)]
+
+
+def _is_byte_level(tokenizer: PreTrainedTokenizerFast) -> bool:
+    return "ByteLevel" in type(tokenizer.backend_tokenizer.pre_tokenizer).__name__ or (
+        "ByteLevel" in str(tokenizer.backend_tokenizer.pre_tokenizer)
+    )
+
+
+def _frequent_characters(sentences: Sequence[str], coverage: float) -> set[str]:
+    """Return the most frequent characters that together make up `coverage` of the text."""
+    counts = Counter(chain.from_iterable(sentences))
+    total, covered, kept = sum(counts.values()), 0, set()
+    for character, count in counts.most_common():
+        if covered >= coverage * total:
+            break
+        kept.add(character)
+        covered += count
+    return kept
+
+
+def _drop_characters(sentences: Iterable[str], alphabet: set[str]) -> Iterator[list[str]]:
+    """Yield blocks of sentences with each character outside the alphabet made a space."""
+    stream = iter(sentences)
+    while block := list(islice(stream, 10_000)):
+        rare = {ord(c): " " for c in set("".join(block)) - alphabet}
+        yield [sentence.translate(rare) for sentence in block]

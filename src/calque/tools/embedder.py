@@ -1,0 +1,259 @@
+"""One vector a sentence: states of one layer, averaged over the sentence's tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from calque.models.pooling import pool_sentences
+from calque.text.batching import Ragged, add_marks, bucket_batches, pack
+from calque.text.tokenization import encode_sentences
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from calque.models.encoder import Encoder
+
+    Vectors = npt.NDArray[np.float32]
+
+BatchT = TypeVar("BatchT")
+
+# A block is what is tokenised and sorted by length at once; the second bound is for huge lines.
+BLOCK_SENTENCES, BLOCK_CHARACTERS = 2048, 1 << 21
+# On a CPU a batch should fit one core's cache, on a GPU fill the machine.
+BATCH_TOKENS = {"cpu": 1024, "cuda": 1 << 16}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedReport:
+    """What was embedded: `n_long` sentences exceeded the model and took `n_windows` windows."""
+
+    n_sentences: int = 0
+    n_empty: int = 0
+    n_long: int = 0
+    n_windows: int = 0
+
+    def __add__(self, other: EmbedReport) -> EmbedReport:
+        return EmbedReport(
+            self.n_sentences + other.n_sentences,
+            self.n_empty + other.n_empty,
+            self.n_long + other.n_long,
+            self.n_windows + other.n_windows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedBlock:
+    """The vectors of some consecutive sentences, by layer, and what was met on the way."""
+
+    vectors: dict[int, Vectors]
+    report: EmbedReport
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """Token sequences that fit the model, and the sentence each is a part of."""
+
+    ids: list[npt.NDArray[np.int64]]
+    owners: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    report: EmbedReport
+
+
+def embed_sentences(
+    encoder: Encoder,
+    sentences: Iterable[str],
+    *,
+    layer: int | None = None,
+    languages: Sequence[str] | None = None,
+    normalize: bool = False,
+    batch_tokens: int | None = None,
+) -> Vectors:
+    """Embed sentences at one layer, by default the encoder's best for retrieval.
+
+    With `languages`, one for each sentence, every language's mean is subtracted. Sentences
+    longer than the model are embedded in windows, so nothing is cut off; an empty one is zero.
+    """
+    number = encoder.check_layer(encoder.retrieval_layer if layer is None else layer)
+    vectors = embed_layers(encoder, sentences, [number], batch_tokens=batch_tokens)[number]
+    if languages is not None:
+        vectors = center_by_language(vectors, languages)
+    return normalize_rows(vectors) if normalize else vectors
+
+
+def embed_layers(
+    encoder: Encoder,
+    sentences: Iterable[str],
+    layers: Sequence[int],
+    *,
+    batch_tokens: int | None = None,
+) -> dict[int, Vectors]:
+    """Embed sentences at several layers in one pass."""
+    numbers = [encoder.check_layer(layer) for layer in layers]
+    empty: Vectors = np.zeros((0, encoder.hidden_size), dtype=np.float32)
+    parts: dict[int, list[Vectors]] = {number: [empty] for number in numbers}
+    for block in embed_blocks(encoder, sentences, numbers, batch_tokens=batch_tokens):
+        for number in parts:
+            parts[number].append(block.vectors[number])
+    return {number: np.concatenate(part) for number, part in parts.items()}
+
+
+def embed_blocks(
+    encoder: Encoder,
+    sentences: Iterable[str],
+    layers: Sequence[int],
+    *,
+    batch_tokens: int | None = None,
+) -> Iterator[EmbeddedBlock]:
+    """Embed a stream of sentences block by block, in constant memory."""
+    if isinstance(sentences, str):
+        raise InputError("one string was given for sentences", fix="give a list: embed([text])")
+    numbers = [encoder.check_layer(layer) for layer in layers]
+    budget = batch_tokens or BATCH_TOKENS.get(_device_of(encoder).type, BATCH_TOKENS["cpu"])
+    for block in _cut_blocks(sentences):
+        windows = _cut_windows(encoder, block)
+        pooled = _pool_windows(encoder, windows, numbers, budget)
+        vectors = {
+            number: _join_windows(windows, rows, len(block))
+            for number, rows in zip(numbers, pooled, strict=True)
+        }
+        yield EmbeddedBlock(vectors, windows.report)
+
+
+def center_by_language(vectors: Vectors, languages: Sequence[str]) -> Vectors:
+    """Subtract from every vector the mean vector of its language; zero vectors stay out of it.
+
+    >>> center_by_language(np.float32([[1], [3], [9]]), ["de", "de", "fr"]).tolist()
+    [[-1.0], [1.0], [0.0]]
+    """
+    if len(languages) != len(vectors):
+        raise InputError(
+            f"{len(languages)} languages for {len(vectors)} sentences",
+            fix="give one language for each sentence",
+        )
+    centered, names, filled = vectors.copy(), np.asarray(languages), vectors.any(axis=1)
+    for language in np.unique(names[filled]):
+        rows = filled & (names == language)
+        centered[rows] -= vectors[rows].mean(axis=0, dtype=np.float64).astype(np.float32)
+    return centered
+
+
+def normalize_rows(vectors: Vectors) -> Vectors:
+    """Scale every vector to length one; a zero vector stays zero.
+
+    >>> normalize_rows(np.float32([[3, 4], [0, 0]])).round(3).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+    """
+    norms: Vectors = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
+    norms[norms == 0] = 1
+    return vectors / norms
+
+
+def _cut_blocks(sentences: Iterable[str]) -> Iterator[list[str]]:
+    block: list[str] = []
+    n_characters = 0
+    for sentence in sentences:
+        block.append(sentence)
+        n_characters += len(sentence)
+        if len(block) == BLOCK_SENTENCES or n_characters >= BLOCK_CHARACTERS:
+            yield block
+            block, n_characters = [], 0
+    if block:
+        yield block
+
+
+def _cut_windows(encoder: Encoder, sentences: list[str]) -> _Windows:
+    """Tokenise sentences; a long one becomes consecutive windows of even size."""
+    room = encoder.max_tokens - sum(mark is not None for mark in _marks_of(encoder))
+    pieces, owners, n_long, n_empty = [], [], 0, 0
+    # A tokenizer file may carry limits, and calling a tokenizer leaves them behind.
+    encoder.tokenizer.backend_tokenizer.no_truncation()
+    encoder.tokenizer.backend_tokenizer.no_padding()
+    texts = ["" if sentence.isspace() else sentence for sentence in sentences]
+    for number, ids in enumerate(encode_sentences(encoder.tokenizer, texts)):
+        cuts = np.array_split(ids, -(-len(ids) // room)) if len(ids) > room else [ids]
+        n_long, n_empty = n_long + (len(cuts) > 1), n_empty + (len(ids) == 0)
+        if len(ids):
+            pieces += cuts
+            owners += [number] * len(cuts)
+    n_extra = len(pieces) + n_empty - len(sentences)
+    report = EmbedReport(len(sentences), n_empty, n_long, n_extra + n_long)
+    lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
+    return _Windows(pieces, np.array(owners, dtype=np.int64), lengths, report)
+
+
+def _pool_windows(
+    encoder: Encoder, windows: _Windows, layers: Sequence[int], budget: int
+) -> list[Tensor]:
+    """Run the encoder on batches of similar length and average each window's own tokens."""
+    device, marks = _device_of(encoder), _marks_of(encoder)
+    size = (len(windows.ids), encoder.hidden_size)
+    pooled = [torch.empty(size, dtype=torch.float32, device=device) for _ in layers]
+
+    @torch.inference_mode()
+    def pool_batch(rows: npt.NDArray[np.int64]) -> None:
+        ragged = Ragged.of([windows.ids[row] for row in rows])
+        batch = pack(add_marks(ragged, *marks), pad_id=encoder.tokenizer.pad_token_id or 0)
+        keep = torch.from_numpy(_keep_text(ragged.lengths, marks)).to(device, non_blocking=True)
+        batch = batch.to(device)
+        places = torch.from_numpy(rows).to(device)
+        for result, states in zip(pooled, encoder(batch, layers), strict=True):
+            result[places] = pool_sentences(states, batch.offsets, keep)
+
+    n_workers = torch.get_num_threads() if device.type == "cpu" else 1
+    _run_all(pool_batch, bucket_batches(windows.lengths, budget), n_workers)
+    return pooled
+
+
+def _run_all(work: Callable[[BatchT], None], batches: Sequence[BatchT], n_workers: int) -> None:
+    """Do the work for every batch, one core a batch.
+
+    Several cores on one batch would wait for each other after every operation: that took twice
+    the CPU time on two busy cores.
+    """
+    if n_workers == 1:
+        for batch in batches:
+            work(batch)
+        return
+    pool = ThreadPoolExecutor(n_workers, initializer=partial(torch.set_num_threads, 1))
+    try:
+        deque(pool.map(work, batches), maxlen=0)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(n_workers)  # for threads yet to start; this one never changed
+
+
+def _keep_text(
+    lengths: npt.NDArray[np.int64], marks: tuple[int | None, int | None]
+) -> npt.NDArray[np.bool_]:
+    """Tell the tokens of the text from the marks around each sequence."""
+    ones = np.ones(int(lengths.sum()), dtype=np.int64)
+    first, last = (None if mark is None else 0 for mark in marks)
+    return add_marks(Ragged(ones, lengths), first, last).ids.astype(np.bool_)
+
+
+def _join_windows(windows: _Windows, pooled: Tensor, n_sentences: int) -> Vectors:
+    """Average the windows of each sentence, weighted by their tokens; no window gives zero."""
+    n_tokens = np.bincount(windows.owners, windows.lengths, minlength=n_sentences)
+    weights = (windows.lengths / n_tokens[windows.owners]).astype(np.float32)
+    rows = pooled.cpu() * torch.from_numpy(weights)[:, None]
+    joined = torch.zeros(n_sentences, rows.shape[1])
+    result: Vectors = joined.index_add_(0, torch.from_numpy(windows.owners), rows).numpy()
+    return result
+
+
+def _marks_of(encoder: Encoder) -> tuple[int | None, int | None]:
+    return encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id
+
+
+def _device_of(encoder: Encoder) -> torch.device:
+    return next(encoder.parameters()).device

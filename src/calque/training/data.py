@@ -1,0 +1,205 @@
+"""From a recipe's data section to streams of batches, one per objective."""
+
+from __future__ import annotations
+
+import glob
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calque.text.batching import BatchShape
+from calque.text.bitext import languages_of
+from calque.text.cleaning import CleaningRules
+from calque.text.preparation import PreparedCorpus, TextSource
+from calque.text.sampling import language_probabilities
+from calque.text.store import TokenStore
+from calque.text.streams import BatchPlan, BatchStream, Corpus
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from calque.objectives.base import Marks, Objective
+    from calque.training.recipe import DataSection, SourceSection
+
+# At most this share of a corpus is kept for validation.
+VALIDATION_SHARE = 0.05
+
+
+def find_sources(data: DataSection, base: Path) -> list[TextSource]:
+    """Find the files a recipe's sources name, relative to the recipe's folder or as they stand."""
+    sources = [one for section in data.sources for one in _expand(section, base)]
+    dropped = set(data.leave_out_languages)
+    kept = [source for source in sources if not dropped & set(source.languages)]
+    if not kept:
+        raise InputError("the recipe names no text", fix="add data.sources, or give --prepared")
+    return kept
+
+
+def cleaning_rules(data: DataSection) -> CleaningRules:
+    """Turn the recipe's `data.cleaning` into rules; an unknown rule is an error."""
+    try:
+        return CleaningRules(**data.cleaning)
+    except TypeError as error:
+        raise InputError(f"data.cleaning: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPair:
+    """An objective's training stream, its validation stream, and what was left out."""
+
+    training: BatchStream[Any]
+    validation: BatchStream[Any] | None
+    n_too_long: int
+    n_examples: int
+
+
+def open_stream(
+    objective: Objective,
+    prepared: Sequence[PreparedCorpus],
+    folder: Path,
+    data: DataSection,
+    marks: Marks,
+    *,
+    seed: int,
+    fixed_shape: bool,
+) -> StreamPair:
+    """Make the streams of one objective: sentences or pairs, sampled by language.
+
+    With `fixed_shape` every batch is filled up to the same size, as a compiled step needs.
+    """
+    units = _units(prepared, folder, objective.n_sides, data.leave_out_languages)
+    n_marks = objective.n_marks(marks)
+    parts = [_split(unit, n_marks, data) for unit in units]
+    kept = [(unit, part) for unit, part in zip(units, parts, strict=True) if len(part.training)]
+    if not kept:
+        raise InputError(
+            f"no text of {objective.n_sides} side(s) for {objective.settings}",
+            fix="add a source of that kind, or raise data.max_length",
+        )
+    shares = _shares([unit for unit, _ in kept], data.alpha)
+    tokens = objective.settings.batch_tokens
+    mean = float(np.average([part.mean_length for _, part in kept], weights=shares))
+    shape = BatchShape.fit(tokens, mean, data.max_length)
+    plan = BatchPlan(shape.tokens, shape.sequences, n_marks)
+    collate = objective.make_collate(marks, shape if fixed_shape else None)
+
+    def stream(name: str, stream_seed: int) -> BatchStream[Any] | None:
+        corpora = [
+            Corpus(unit.key, unit.sides, getattr(part, name), share)
+            for (unit, part), share in zip(kept, shares, strict=True)
+            if len(getattr(part, name))
+        ]
+        return BatchStream(corpora, plan, collate, stream_seed) if corpora else None
+
+    training = stream("training", seed)
+    assert training is not None
+    return StreamPair(
+        training,
+        stream("validation", seed + 1),
+        sum(part.n_too_long for part in parts),
+        sum(len(part.training) for part in parts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Stores that are sampled together under one language or language pair."""
+
+    key: str
+    sides: tuple[TokenStore, ...]
+    size: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    training: npt.NDArray[np.int64]
+    validation: npt.NDArray[np.int64]
+    n_too_long: int
+    mean_length: float
+
+
+def _expand(section: SourceSection, base: Path) -> list[TextSource]:
+    patterns = [section.path] if isinstance(section.path, str) else section.path
+    if section.kind == "bitext" and len(patterns) == 2:  # noqa: PLR2004
+        groups = [tuple(_resolve(pattern, base)[0] for pattern in patterns)]
+    else:
+        groups = [(path,) for pattern in patterns for path in _resolve(pattern, base)]
+    keep = None if section.include_tags is None else tuple(section.include_tags)
+    return [
+        TextSource(
+            group, _languages(section, group), keep, tuple(section.exclude_tags), section.weight
+        )
+        for group in groups
+    ]
+
+
+def _resolve(pattern: str, base: Path) -> list[Path]:
+    for root in (base, Path()):
+        found = sorted(glob.glob(str(root / Path(pattern).expanduser())))
+        if found:
+            return [Path(path) for path in found]
+    raise InputError("no such file", file=pattern, fix="correct the path in data.sources")
+
+
+def _languages(section: SourceSection, paths: Sequence[Path]) -> tuple[str, ...]:
+    if section.languages is not None:
+        languages: tuple[str, ...] = tuple(section.languages.split("-"))
+    elif section.kind == "bitext":
+        languages = languages_of(paths) or ()
+    else:
+        languages = (paths[0].name.split(".")[0],)
+    if len(languages) != (2 if section.kind == "bitext" else 1):
+        raise InputError(
+            "cannot tell the languages from the file name",
+            file=paths[0],
+            fix="give the source `languages: en-de` (bitext) or `languages: de` (text)",
+        )
+    return languages
+
+
+def _units(
+    prepared: Sequence[PreparedCorpus], folder: Path, n_sides: int, left_out: Sequence[str]
+) -> list[_Unit]:
+    """Bitext serves pair objectives whole and sentence objectives side by side."""
+    units = []
+    for corpus in prepared:
+        if set(left_out) & set(corpus.languages):
+            continue
+        stores = tuple(
+            TokenStore.open(folder / corpus.name / f"side{side}")
+            for side in range(len(corpus.languages))
+        )
+        size = corpus.weight * corpus.n_examples
+        if n_sides == 1:
+            units += [
+                _Unit(language, (store,), size)
+                for language, store in zip(corpus.languages, stores, strict=True)
+            ]
+        elif len(stores) == n_sides:
+            units.append(_Unit("-".join(corpus.languages), stores, size))
+    return [unit for unit in units if unit.size > 0]
+
+
+def _split(unit: _Unit, n_marks: int, data: DataSection) -> _Part:
+    """Leave out what is too long, and keep the last examples for validation."""
+    everything = np.arange(len(unit.sides[0]))
+    lengths = np.sum([store.lengths(everything) for store in unit.sides], axis=0) + n_marks
+    fits = np.flatnonzero(lengths <= data.max_length)
+    n_kept = min(data.validation_examples, int(VALIDATION_SHARE * len(fits)))
+    mean = float(lengths[fits].mean()) if len(fits) else 0.0
+    cut = len(fits) - n_kept
+    return _Part(fits[:cut], fits[cut:], len(everything) - len(fits), mean)
+
+
+def _shares(units: Sequence[_Unit], alpha: float) -> list[float]:
+    """Share the languages by p ∝ N^α, and each language's part among its corpora by size."""
+    totals: Counter[str] = Counter()
+    for unit in units:
+        totals[unit.key] += unit.size  # type: ignore[assignment]
+    probabilities = language_probabilities(totals, alpha)
+    return [probabilities[unit.key] * unit.size / totals[unit.key] for unit in units]

@@ -1,0 +1,291 @@
+"""The typed recipe: a YAML file, its overrides from the command line, and nothing unknown in it."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from calque.objectives import AnySettings
+from calque.types import InputError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people write it: 1e-4 is a number, although YAML 1.1 wants 1.0e-4."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+class Section(BaseModel):
+    """A part of a recipe: an unknown key or a value of another type is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelSection(Section):
+    """The encoder: a checkpoint to start from, or a shape to start afresh."""
+
+    start: str | None = None
+    architecture: Literal["xlm-roberta", "roberta", "bert", "modernbert"] = "xlm-roberta"
+    layers: int = Field(12, gt=0)
+    hidden: int = Field(768, gt=0)
+    heads: int = Field(12, gt=0)
+    intermediate: int = Field(3072, gt=0)
+    # The longest sequence, marks included.
+    positions: int = Field(512, gt=0)
+    dropout: float = Field(0.1, ge=0, lt=1)
+    # Above 0 the flash kernel cannot be used, and attention is computed with padding.
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _heads_divide_hidden(self) -> ModelSection:
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden={self.hidden} is not a multiple of heads={self.heads}")
+        return self
+
+
+class TokenizerSection(Section):
+    """A tokenizer to take (a folder or hub name), or one to train on the recipe's own text."""
+
+    path: str | None = None
+    vocab_size: int = Field(32_000, gt=8)
+    character_coverage: float = Field(0.9995, gt=0, le=1)
+    # Characters of text to train on, shared among the languages by `alpha`.
+    sample_characters: int = Field(50_000_000, gt=0)
+    alpha: float = Field(0.5, ge=0, le=1)
+
+
+class SourceSection(Section):
+    """One or many files of text or bitext; `*` stands for anything in a path."""
+
+    path: str | list[str]
+    kind: Literal["bitext", "text"]
+    # "en-de" or "de"; by default read off the file name.
+    languages: str | None = None
+    include_tags: list[str] | None = None
+    exclude_tags: list[str] = []
+    # Multiplies this source's share in the sampling.
+    weight: float = Field(1.0, gt=0)
+
+
+class DataSection(Section):
+    """What is read, how it is cleaned, and how languages share a batch."""
+
+    sources: list[SourceSection] = []
+    leave_out_languages: list[str] = []
+    # Pairs in this file (language, src, tgt) never enter training.
+    hold_out: str | None = None
+    alpha: float = Field(0.7, ge=0, le=1)
+    max_length: int = Field(128, gt=8)
+    cleaning: dict[str, Any] = {}
+    # Examples of every corpus kept for validation.
+    validation_examples: int = Field(200, ge=0)
+
+
+class OptimizerSection(Section):
+    """AdamW; biases and layer norms are not decayed."""
+
+    learning_rate: float = Field(2e-4, gt=0)
+    betas: list[float] = Field([0.9, 0.98], min_length=2, max_length=2)
+    epsilon: float = Field(1e-6, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    clip: float = Field(1.0, gt=0)
+
+
+class ScheduleSection(Section):
+    """How long, and how the learning rate rises and falls."""
+
+    steps: int = Field(150_000, gt=0)
+    kind: Literal["linear", "cosine", "constant"] = "linear"
+    warmup: int = Field(10_000, ge=0)
+
+
+class EngineSection(Section):
+    """How a step is computed; none of this changes what is learnt beyond rounding."""
+
+    accumulation: int = Field(1, gt=0)
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
+    distributed: Literal["ddp", "fsdp"] = "ddp"
+    # Processes per trainer that build batches ahead; auto: 2 beside a GPU, none on a CPU.
+    workers: int | Literal["auto"] = "auto"
+
+
+class AverageSection(Section):
+    """Weights averaged over time, an exponential average or the mean of the last checkpoints."""
+
+    kind: Literal["none", "ema", "last"] = "none"
+    decay: float = Field(0.999, gt=0, lt=1)
+    last: int = Field(5, gt=1)
+
+
+class CheckpointSection(Section):
+    """When to save, and which weights the finished run gives."""
+
+    every: int = Field(1000, gt=0)
+    keep: int = Field(2, gt=0)
+    validate_every: int = Field(1000, gt=0)
+    validation_batches: int = Field(8, gt=0)
+    final: Literal["last", "best"] = "last"
+    # Floating type of the finished model's file.
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+
+
+class TelemetrySection(Section):
+    """What is shown while training."""
+
+    every: int = Field(20, gt=0)
+    tensorboard: bool = False
+
+
+class Recipe(Section):
+    """Everything that decides a training run."""
+
+    name: str
+    seed: int = 1
+    model: ModelSection = ModelSection()
+    tokenizer: TokenizerSection = TokenizerSection()
+    data: DataSection = DataSection()
+    objectives: list[Annotated[AnySettings, Field(discriminator="kind")]] = Field(min_length=1)
+    optimizer: OptimizerSection = OptimizerSection()
+    schedule: ScheduleSection = ScheduleSection()
+    engine: EngineSection = EngineSection()
+    freeze: list[str] = []
+    average: AverageSection = AverageSection()
+    checkpoints: CheckpointSection = CheckpointSection()
+    telemetry: TelemetrySection = TelemetrySection()
+
+    def fingerprint(self) -> str:
+        """Identify everything that a resumed run must share with the run it resumes."""
+        content = self.model_dump(exclude={"telemetry", "engine", "checkpoints"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_yaml(self) -> str:
+        """Write the recipe as the file it could have come from."""
+        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
+
+
+def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe from a path or, by its bare name, from those that come with Calque."""
+    path = find_recipe(name)
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # a safe loader
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error)
+        raise InputError(
+            f"not valid YAML: {problem}", file=path, line=mark.line + 1 if mark else None
+        ) from error
+    if not isinstance(content, dict):
+        raise InputError("a recipe is a mapping of keys to values", file=path)
+    for override in overrides:
+        apply_override(content, override)
+    return check_recipe(content, path)
+
+
+def check_recipe(content: dict[str, Any], source: object) -> Recipe:
+    """Validate a recipe's content; the first error becomes one line that names the key."""
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise InputError(describe_error(error), file=source) from error
+
+
+def find_recipe(name: str | Path) -> Path:
+    """Find a recipe by path or by the bare name of a bundled one."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    bundled = bundled_recipes()
+    if path.name == str(name) and path.stem in bundled:
+        return bundled[path.stem]
+    raise InputError(
+        "no such recipe", file=name, fix=f"give a path, or one of {', '.join(bundled)}"
+    )
+
+
+def bundled_recipes() -> dict[str, Path]:
+    """Name the recipes that come with Calque: in the wheel, or in the checkout beside src."""
+    package = Path(str(resources.files("calque")))
+    for folder in (package / "recipes", package.parents[1] / "recipes"):
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {}
+
+
+def apply_override(content: dict[str, Any], override: str) -> None:
+    """Apply `a.b=c` to a recipe's content; `objectives.0.weight=2` reaches into a list.
+
+    >>> content = {"schedule": {"steps": 10}}
+    >>> apply_override(content, "schedule.steps=20")
+    >>> content
+    {'schedule': {'steps': 20}}
+    """
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise InputError(f"--set {override}: not of the form key=value", fix="write a.b=c")
+    *path, last = key.split(".")
+    place: Any = content
+    for part in path:
+        place = _descend(place, part, override)
+    if isinstance(place, list):
+        place[_list_index(place, last, override)] = yaml.load(text, Loader=_Loader)
+    elif isinstance(place, dict):
+        place[last] = yaml.load(text, Loader=_Loader)
+    else:
+        raise InputError(f"--set {override}: nothing can be set there")
+
+
+def _descend(place: Any, part: str, override: str) -> Any:
+    if isinstance(place, list):
+        return place[_list_index(place, part, override)]
+    if isinstance(place, dict):
+        if place.get(part) is None:
+            place[part] = {}
+        return place[part]
+    raise InputError(f"--set {override}: {part!r} does not lead anywhere")
+
+
+def _list_index(place: list[Any], part: str, override: str) -> int:
+    if not part.isdigit() or int(part) >= len(place):
+        raise InputError(
+            f"--set {override}: {part!r} is not one of the {len(place)} entries",
+            fix="count from 0",
+        )
+    return int(part)
+
+
+def describe_error(error: ValidationError) -> str:
+    """Say what is wrong with a recipe's first bad key, and what may have been meant."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(first["loc"])
+        close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+        return f"{place}: unknown key" + (f"; did you mean {close[0]}?" if close else "")
+    if first["type"] == "missing":
+        return f"{place}: this key is required"
+    return f"{place}: {first['msg']}, got {first.get('input')!r}"
+
+
+def _known_keys(location: Sequence[int | str]) -> list[str]:
+    """List the keys allowed where an unknown one was found."""
+    known = {key for kind in Section.__subclasses__() for key in kind.model_fields}
+    if len(location) == 1:
+        known = set(Recipe.model_fields)
+    if location[0] == "objectives":
+        from calque.objectives.base import ObjectiveSettings
+
+        known = {k for kind in ObjectiveSettings.__subclasses__() for k in kind.model_fields}
+    return sorted(known)

@@ -1,0 +1,93 @@
+"""One training step as a module: the encoder and all objectives, so that DDP wraps them as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from calque.models.encoder import Encoder
+    from calque.objectives.base import Objective
+    from calque.training.recipe import OptimizerSection
+
+
+class TrainStep(nn.Module):
+    """Computes the weighted sum of all objectives on one micro-batch each."""
+
+    def __init__(self, encoder: Encoder, objectives: Sequence[Objective]) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.objectives = nn.ModuleList(objectives)
+        self.weights = [objective.settings.weight for objective in objectives]
+
+    def forward(
+        self, batches: Sequence[Any]
+    ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
+        """Return the loss to follow and every objective's own."""
+        total: Tensor | None = None
+        figures: dict[str, Tensor] = {}
+        names = name_objectives(self.objectives)
+        for name, objective, weight, batch in zip(
+            names, self.objectives, self.weights, batches, strict=True
+        ):
+            terms = objective(self.encoder, batch)
+            total = weight * terms.loss if total is None else total + weight * terms.loss
+            figures[name] = terms.loss.detach()
+            figures |= {f"{name}/{key}": value.detach() for key, value in terms.figures.items()}
+        assert total is not None
+        return total, figures
+
+    def compile_objectives(self) -> None:
+        """Compile each objective whole; batches of one shape make that one graph."""
+        for objective in self.objectives:
+            objective.compile(dynamic=False)
+
+
+def name_objectives(objectives: Sequence[Any] | nn.ModuleList) -> list[str]:
+    """Name objectives by their kind, numbered where one comes twice."""
+    kinds = [objective.settings.kind for objective in objectives]
+    return [
+        kind if kinds.count(kind) == 1 else f"{kind}_{kinds[: i + 1].count(kind)}"
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def freeze(module: nn.Module, patterns: Sequence[str]) -> int:
+    """Stop training the parameters whose names match; a pattern that matches none is an error."""
+    names = dict(module.named_parameters())
+    for pattern in patterns:
+        matches = [name for name in names if fnmatchcase(name, pattern)]
+        if not matches:
+            raise InputError(
+                f"freeze: {pattern!r} matches no parameter", fix=f"names look like {next(iter(names))}"
+            )
+        for name in matches:
+            names[name].requires_grad_(False)
+    return sum(parameter.numel() for parameter in names.values() if not parameter.requires_grad)
+
+
+def build_optimizer(module: nn.Module, settings: OptimizerSection) -> torch.optim.AdamW:
+    """Make AdamW with weight decay on matrices only, fused on a GPU."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not trained:
+        raise InputError("every parameter is frozen", fix="freeze less")
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=(settings.betas[0], settings.betas[1]),
+        eps=settings.epsilon,
+        fused=trained[0].is_cuda,
+    )

@@ -1,0 +1,119 @@
+"""Frozen records shared by every part of Calque, and the one error a user is meant to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # torch and jaxtyping stay out of `calque --help`
+    import torch
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+
+class InputError(ValueError):
+    """Bad input: one line that names the place, what is wrong there, and the fix.
+
+    The command line prints it without a traceback and exits with code 2.
+    """
+
+    def __init__(
+        self, problem: str, *, file: object = None, line: int | None = None, fix: str | None = None
+    ) -> None:
+        self.problem, self.file, self.line, self.fix = problem, file, line, fix
+        place = "" if file is None else f"{file}: " if line is None else f"{file}, line {line}: "
+        super().__init__(place + problem + (f" ({fix})" if fix else ""))
+
+
+class MissingExtra(InputError):
+    """An optional dependency is absent; the message names the extra that brings it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed", fix=f"pip install 'calque[{extra}]'")
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePair:
+    """One line of bitext: two sentences that translate each other, and where they came from."""
+
+    src: str
+    tgt: str
+    tag: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Sequences laid end to end, without padding between them.
+
+    `offsets[k]:offsets[k + 1]` are the tokens of sequence k. Trailing empty sequences and
+    a final sequence of padding ids may fill a batch up to a fixed shape (see `text.batching`).
+    `positions` count from 0 in every sequence unless an objective says otherwise; `n_real`
+    counts the tokens that are not padding.
+    """
+
+    ids: Int[Tensor, "tokens"]
+    positions: Int[Tensor, "tokens"]
+    offsets: Int[Tensor, "boundaries"]
+    longest: int
+    n_real: int
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        """Copy the arrays to a device, without waiting for the copy."""
+        return replace(
+            self,
+            ids=self.ids.to(device, non_blocking=True),
+            positions=self.positions.to(device, non_blocking=True),
+            offsets=self.offsets.to(device, non_blocking=True),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedBatch:
+    """A batch with some tokens hidden, and what stood there.
+
+    `masked` indexes the flat token axis; a label of −100 marks a place that only fills the shape.
+    """
+
+    tokens: TokenBatch
+    masked: Int[Tensor, "masked"]
+    labels: Int[Tensor, "masked"]
+
+    def pin_memory(self) -> MaskedBatch:
+        """Move the arrays to page-locked memory, from which copies to a GPU do not wait."""
+        tokens = replace(
+            self.tokens,
+            ids=self.tokens.ids.pin_memory(),
+            positions=self.tokens.positions.pin_memory(),
+            offsets=self.tokens.offsets.pin_memory(),
+        )
+        return MaskedBatch(tokens, self.masked.pin_memory(), self.labels.pin_memory())
+
+    def to(self, device: torch.device | str) -> MaskedBatch:
+        """Copy the arrays to a device, without waiting for the copy."""
+        return MaskedBatch(
+            self.tokens.to(device),
+            self.masked.to(device, non_blocking=True),
+            self.labels.to(device, non_blocking=True),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """What one objective returns: the loss to follow and figures worth plotting."""
+
+    loss: Float[Tensor, ""]
+    figures: dict[str, Float[Tensor, ""]]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One measured number: a row of `results.jsonl`."""
+
+    model: str
+    task: str
+    language: str
+    metric: str
+    value: float
+    n_items: int
+    layer: int | None = None
+    seed: int | None = None

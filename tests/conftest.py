@@ -1,0 +1,69 @@
+"""A tiny random encoder of the XLM-R kind, with a tokenizer trained on the demo's sentences."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from calque.models.encoder import Encoder
+
+# A first call may import torch, which takes longer than any deadline worth having.
+settings.register_profile("calque", deadline=None, derandomize=True)
+settings.load_profile("calque")
+
+
+@pytest.fixture(scope="session")
+def demo_rows() -> list[tuple[str, str, str]]:
+    """Real sentences: language, English, sentence."""
+    table = resources.files("calque").joinpath("data/demo.tsv").read_text("utf-8")
+    rows = [line.split("\t") for line in table.splitlines()[1:]]
+    return [(language, english, sentence) for language, english, sentence in rows]
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(demo_rows: list[tuple[str, str, str]]) -> PreTrainedTokenizerFast:
+    from calque.text.tokenization import train_tokenizer
+
+    sentences = [sentence for row in demo_rows for sentence in row[1:]]
+    return train_tokenizer(sentences, 1500)
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tiny_tokenizer: PreTrainedTokenizerFast) -> Encoder:
+    """4 layers × 64, windows of 128 tokens; shared by the session, so do not train it: copy it."""
+    import torch
+    from transformers import XLMRobertaConfig
+
+    from calque.models.encoder import Encoder
+    from calque.models.loading import build_model
+
+    config = XLMRobertaConfig(
+        vocab_size=len(tiny_tokenizer),
+        hidden_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=128,
+        max_position_embeddings=130,
+        type_vocab_size=1,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Encoder(build_model(config), tiny_tokenizer).eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tiny_encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same encoder as a plain Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_encoder.save(folder)
+    return folder
