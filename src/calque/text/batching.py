@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     IntArray = npt.NDArray[np.int64]
+
+
+# Rows are multiples of this many tokens, the least that matrix units like.
+ROW_STEP = 16
+# How full rows are planned to be, compared with what a sample of the lengths reached.
+FILL = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +41,32 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """A fixed size that batches are filled up to, so that a compiled step sees one shape."""
+    """A fixed size that batches are filled up to, so that a compiled step sees one shape.
+
+    Sequences are laid out in rows that none of them crosses; `budget` is how many real tokens
+    to plan for so that they fit into the rows.
+    """
 
     tokens: int
+    row: int
     sequences: int
-    longest: int
+    budget: int
 
     @staticmethod
-    def fit(tokens: int, mean_length: float, longest: int) -> BatchShape:
-        """Choose how many sequences a batch can hold, from their mean length.
-
-        A tenth more than expected, and enough to cover a batch of nothing but padding.
-        """
-        if tokens < longest:
+    def fit(tokens: int, lengths: IntArray, longest: int) -> BatchShape:
+        """Choose a shape for sequences of the lengths given, a fair sample of those to come."""
+        row = -(-longest // ROW_STEP) * ROW_STEP
+        n_rows = tokens // row
+        if n_rows == 0:
             raise InputError(
-                f"a batch of {tokens} tokens cannot hold a sequence of {longest}",
+                f"a batch of {tokens} tokens cannot hold a row of {row}",
                 fix="raise batch_tokens or lower max_length",
             )
-        return BatchShape(tokens, int(1.1 * tokens / mean_length) + 8, longest)
+        trials = [lengths[batch] for batch in islice(fill_batches(lengths, n_rows * row), 8)]
+        filled = min(part.sum() / (row * (assign_rows(part, row).max() + 1)) for part in trials)
+        sequences = int(1.1 * n_rows * row / lengths.mean()) + 8
+        budget = max(longest, int(FILL * filled * n_rows * row))
+        return BatchShape(n_rows * row, row, sequences, budget)
 
 
 def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
@@ -62,7 +77,8 @@ def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     """
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+    shifts: IntArray = np.repeat(starts - (ends - lengths), lengths)
+    return np.arange(total) + shifts
 
 
 def fill_batches(
@@ -97,38 +113,89 @@ def bucket_batches(lengths: IntArray, max_tokens: int) -> list[IntArray]:
 
 
 def pack(
-    ragged: Ragged, *, positions: IntArray | None = None, shape: BatchShape | None = None, pad_id: int
+    ragged: Ragged,
+    *,
+    positions: IntArray | None = None,
+    shape: BatchShape | None = None,
+    pad_id: int,
 ) -> TokenBatch:
-    """Lay sequences end to end; with a shape, fill the rest with sequences of padding.
-
-    Every token lies in some sequence: attention kernels leave the others unwritten.
-    """
+    """Lay sequences end to end; with a shape, lay them in rows and fill those with padding."""
     if positions is None:
         positions = ranges(np.zeros_like(ragged.lengths), ragged.lengths)
-    ids, lengths, n_real = ragged.ids, ragged.lengths, len(ragged.ids)
-    longest = int(lengths.max(initial=1))
     if shape is not None:
-        if len(ids) > shape.tokens or len(lengths) > shape.sequences:
-            raise ValueError(f"{len(ids)} tokens in {len(lengths)} sequences exceed {shape}")
-        padding = _padding_lengths(shape.tokens - len(ids), shape.longest)
-        ids = np.concatenate([ids, np.full(int(padding.sum()), pad_id)])
-        positions = np.concatenate([positions, ranges(np.zeros_like(padding), padding)])
-        n_empty = capacity(shape) - len(lengths) - len(padding)
-        lengths = np.concatenate([lengths, padding, np.zeros(n_empty, dtype=np.int64)])
-        longest = shape.longest
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return _pack_rows(ragged, positions, shape, pad_id)
+    offsets = np.concatenate([[0], np.cumsum(ragged.lengths)])
+    longest = int(ragged.lengths.max(initial=1))
+    return _to_batch(ragged.ids, positions, offsets, longest, len(ragged.ids))
+
+
+def assign_rows(lengths: IntArray, row: int) -> IntArray:
+    """Give every sequence a row: the longest first, each into the fullest row that has room.
+
+    >>> assign_rows(np.array([3, 5, 4, 4]), row=8).tolist()
+    [0, 0, 1, 1]
+    """
+    if lengths.max(initial=0) > row:
+        raise ValueError(f"a sequence of {lengths.max()} tokens exceeds a row of {row}")
+    rows = np.empty(len(lengths), dtype=np.int64)
+    by_room: list[list[int]] = [[] for _ in range(row + 1)]
+    rooms = 0  # bit r is set while some row has room for exactly r more tokens
+    n_rows = 0
+    for k in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[k])
+        fitting = rooms >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            here = by_room[room].pop()
+            if not by_room[room]:
+                rooms &= ~(1 << room)
+        else:
+            here, room = n_rows, row
+            n_rows += 1
+        rows[k] = here
+        by_room[room - length].append(here)
+        rooms |= 1 << (room - length)
+    return rows
+
+
+def _pack_rows(ragged: Ragged, positions: IntArray, shape: BatchShape, pad_id: int) -> TokenBatch:
+    """Fill rows; the rest of a row is a sequence of padding, so that every token lies in one.
+
+    Should the rows of the shape not do, more are added: a new shape, but nothing is lost.
+    """
+    rows = assign_rows(ragged.lengths, shape.row)
+    order = np.argsort(rows, kind="stable")
+    lengths, n_rows = ragged.lengths[order], shape.tokens // shape.row
+    missing = max(0, int(rows.max(initial=0)) + 1 - n_rows)
+    n_rows += -(-missing // ROW_STEP) * ROW_STEP
+    used = np.bincount(rows, weights=ragged.lengths, minlength=n_rows).astype(np.int64)
+    ends = np.cumsum(lengths)
+    first_of_row = np.concatenate([[0], np.cumsum(used)])[rows[order]]
+    starts = rows[order] * shape.row + (ends - lengths) - first_of_row
+    ids = np.full(n_rows * shape.row, pad_id, dtype=np.int64)
+    places = np.zeros(len(ids), dtype=np.int64)
+    targets = ranges(starts, lengths)
+    ids[targets] = reorder(ragged, order).ids
+    places[targets] = reorder(Ragged(positions, ragged.lengths), order).ids
+    padding = (np.arange(n_rows) * shape.row + used)[used < shape.row]
+    bounds = np.sort(np.concatenate([starts, padding]))
+    capacity = max(shape.sequences, len(starts)) + n_rows
+    offsets = np.full(capacity + 1, len(ids), dtype=np.int64)
+    offsets[: len(bounds)] = bounds
+    return _to_batch(ids, places, offsets, shape.row, len(ragged.ids), shape.row)
+
+
+def _to_batch(
+    ids: IntArray, positions: IntArray, offsets: IntArray, longest: int, n_real: int, row: int = 0
+) -> TokenBatch:
     return TokenBatch(
         torch.from_numpy(ids),
         torch.from_numpy(positions),
-        torch.from_numpy(offsets),
+        torch.from_numpy(offsets.astype(np.int32)),
         longest,
         n_real,
+        row,
     )
-
-
-def capacity(shape: BatchShape) -> int:
-    """Count the sequence slots of a fixed shape: real ones, then room for padding."""
-    return shape.sequences + -(-shape.tokens // shape.longest)
 
 
 def add_marks(ragged: Ragged, first: int | None, last: int | None) -> Ragged:
@@ -160,9 +227,3 @@ def reorder(ragged: Ragged, index: IntArray) -> Ragged:
     starts = np.cumsum(ragged.lengths) - ragged.lengths
     lengths = ragged.lengths[index]
     return Ragged(ragged.ids[ranges(starts[index], lengths)], lengths)
-
-
-def _padding_lengths(n_tokens: int, longest: int) -> IntArray:
-    """Cut a stretch of padding into sequences of at most `longest` tokens."""
-    full, rest = divmod(n_tokens, longest)
-    return np.array([longest] * full + [rest] * (rest > 0), dtype=np.int64)

@@ -67,9 +67,7 @@ def mask_tokens(
     return corrupted, masked, labels
 
 
-def find_maskable(
-    ids: Int[Tensor, "tokens"], special_ids: Sequence[int]
-) -> Bool[Tensor, "tokens"]:
+def find_maskable(ids: Int[Tensor, "tokens"], special_ids: Sequence[int]) -> Bool[Tensor, "tokens"]:
     """Mark the tokens that are not special.
 
     >>> find_maskable(torch.tensor([0, 7, 2]), [0, 2]).tolist()

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,18 +23,24 @@ import numpy as np
 
 from calque.text.batching import Ragged
 from calque.text.bitext import read_bitext
-from calque.text.cleaning import CleaningReport, CleaningRules, clean_pairs, clean_sentences
+from calque.text.cleaning import (
+    CleaningReport,
+    CleaningRules,
+    clean_pairs,
+    clean_sentences,
+    normalize_text,
+)
 from calque.text.corpora import read_sentences
-from calque.text.files import write_atomically
+from calque.text.files import read_lines, write_atomically
 from calque.text.store import StoreWriter
-from calque.text.tokenization import load_tokenizer
+from calque.text.tokenization import lift_limits
 from calque.types import InputError, SentencePair
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 BLOCK = 4096
-INDEX = "prepared.json"
+INDEX, CORPUS = "prepared.json", "corpus.json"
 Example = tuple[str, ...]
 
 
@@ -67,27 +75,39 @@ class PreparedCorpus:
 
 
 class HoldOut:
-    """Sentence pairs that must stay out of training; counts how many it kept out."""
+    """Sentence pairs that must stay out of training; counts how many it kept out.
+
+    Texts are compared as cleaning leaves them, whether or not the rules tidy them.
+    """
 
     def __init__(self, pairs: Iterable[Example] = ()) -> None:
-        self.keys = set(pairs)
+        self.keys = {_tidy(pair) for pair in pairs}
         self.n_dropped = 0
+
+    def digest(self) -> bytes:
+        """Give bytes that change with what is held out; none if nothing is."""
+        return repr(sorted(self.keys)).encode() if self.keys else b""
 
     def filter(self, examples: Iterable[Example]) -> Iterator[Example]:
         """Pass on the examples that are not held out, in either direction."""
         for example in examples:
-            if self.keys and (example in self.keys or example[::-1] in self.keys):
+            if self.keys and self._holds(_tidy(example)):
                 self.n_dropped += 1
             else:
                 yield example
+
+    def _holds(self, example: Example) -> bool:
+        return example in self.keys or example[::-1] in self.keys
+
+
+def _tidy(example: Example) -> Example:
+    return tuple(map(normalize_text, example))
 
 
 def read_hold_out(path: Path | None) -> HoldOut:
     """Read the pairs to keep out of training: a TSV whose last two columns are the sentences."""
     if path is None:
         return HoldOut()
-    from calque.text.files import read_lines
-
     return HoldOut(tuple(line.split("\t")[-2:]) for line in read_lines(path))
 
 
@@ -124,21 +144,27 @@ def prepare_corpora(
     `on_progress` is told the corpus and how many examples it has so far.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / INDEX).unlink(missing_ok=True)  # it returns when all corpora are there
+    hold_out = hold_out or HoldOut()
     tokenizer.save_pretrained(folder / "tokenizer")
-    stamp = hashlib.sha256(
-        (folder / "tokenizer" / "tokenizer.json").read_bytes() + repr(rules).encode()
-    )
+    stamp = hashlib.sha256((folder / "tokenizer" / "tokenizer.json").read_bytes())
+    stamp.update(repr(rules).encode() + hold_out.digest())
     prepared = []
     with _Encoders(folder / "tokenizer", n_workers) as encode:
         for source in sources:
             fingerprint = _fingerprint(source, stamp.hexdigest())
-            corpus = _read_prepared(folder / source.name, fingerprint)
+            corpus = _read_prepared(folder / source.name, fingerprint, source.weight)
             if corpus is None:
                 job = _Job(source, folder / source.name, fingerprint, len(tokenizer))
-                corpus = _prepare(job, encode, rules, hold_out or HoldOut(), on_progress)
+                corpus = _prepare(job, encode, rules, hold_out, on_progress)
             prepared.append(corpus)
     _write_json(folder / INDEX, {"corpora": [corpus.name for corpus in prepared]})
     return prepared
+
+
+def is_prepared(folder: Path) -> bool:
+    """Tell whether all corpora of a folder are there."""
+    return (folder / INDEX).exists()
 
 
 def open_prepared(folder: Path) -> list[PreparedCorpus]:
@@ -172,7 +198,7 @@ class _Encoders:
             _load_worker(self._tokenizer)
             return lambda blocks: map(_encode_block, blocks)
         context = multiprocessing.get_context("spawn")
-        pool = context.Pool(self._n_workers, _load_worker, (self._tokenizer,))
+        pool = context.Pool(self._n_workers, _start_worker, (self._tokenizer,))
         self._stack.enter_context(pool)
         return lambda blocks: _bounded_map(pool, blocks, 4 * self._n_workers)
 
@@ -194,11 +220,16 @@ def _bounded_map(pool: Any, blocks: Iterator[list[Example]], ahead: int) -> Iter
 _WORKER: dict[str, Any] = {}
 
 
+def _start_worker(tokenizer: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the main process ends them
+    _load_worker(tokenizer)
+
+
 def _load_worker(tokenizer: Path) -> None:
-    import os
+    from tokenizers import Tokenizer  # its file alone: transformers takes seconds to import
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _WORKER["tokenizer"] = load_tokenizer(tokenizer).backend_tokenizer
+    _WORKER["tokenizer"] = lift_limits(Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
 
 
 def _encode_block(block: list[Example]) -> list[Ragged]:
@@ -223,7 +254,8 @@ def _prepare(
     on_progress: Callable[[str, int], None],
 ) -> PreparedCorpus:
     job.folder.mkdir(parents=True, exist_ok=True)
-    report = CleaningReport()
+    (job.folder / CORPUS).unlink(missing_ok=True)  # it must not vouch for other stores than its own
+    report, n_held_out = CleaningReport(), hold_out.n_dropped
     examples = hold_out.filter(read_clean(job.source, rules, report))
     n_examples, n_tokens = 0, [0] * len(job.source.languages)
     with ExitStack() as stack:
@@ -244,9 +276,9 @@ def _prepare(
         n_examples,
         tuple(n_tokens),
         job.fingerprint,
-        report.to_dict() | {"held_out": hold_out.n_dropped},
+        report.to_dict() | {"held_out": hold_out.n_dropped - n_held_out},
     )
-    _write_json(job.folder / "corpus.json", asdict(corpus))
+    _write_json(job.folder / CORPUS, asdict(corpus))
     return corpus
 
 
@@ -262,15 +294,21 @@ def _fingerprint(source: TextSource, stamp: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-def _read_prepared(folder: Path, fingerprint: str) -> PreparedCorpus | None:
-    if not (folder / "corpus.json").exists():
+def _read_prepared(folder: Path, fingerprint: str, weight: float) -> PreparedCorpus | None:
+    """Find a corpus made before; only its weight may have changed since."""
+    if not (folder / CORPUS).exists():
         return None
     corpus = _load_corpus(folder)
-    return corpus if corpus.fingerprint == fingerprint else None
+    if corpus.fingerprint != fingerprint:
+        return None
+    if corpus.weight != weight:
+        corpus = replace(corpus, weight=weight)
+        _write_json(folder / CORPUS, asdict(corpus))
+    return corpus
 
 
 def _load_corpus(folder: Path) -> PreparedCorpus:
-    content = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+    content = json.loads((folder / CORPUS).read_text(encoding="utf-8"))
     content["languages"] = tuple(content["languages"])
     content["n_tokens"] = tuple(content["n_tokens"])
     return PreparedCorpus(**content)

@@ -7,7 +7,6 @@ state has to be saved to go on from it, and every process computes the same one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +40,7 @@ class BlockSampler:
     ) -> None:
         self.sizes, self.block_size, self.seed = list(sizes), block_size, seed
         self.shares = np.asarray(shares, dtype=np.float64) / np.sum(shares)
-        self._permutation = lru_cache(maxsize=2 * len(self.sizes))(self._draw_permutation)
+        self._orders: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
 
     def block(self, number: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return (corpus, example) indices of a block, shuffled."""
@@ -58,12 +57,17 @@ class BlockSampler:
         while place < stop:
             epoch, offset = divmod(place, size)
             n_taken = min(stop - place, size - offset)
-            pieces.append(self._permutation(corpus, epoch)[offset : offset + n_taken])
+            pieces.append(self._order(corpus, epoch)[offset : offset + n_taken])
             place += n_taken
         return np.concatenate(pieces)
 
-    def _draw_permutation(self, corpus: int, epoch: int) -> npt.NDArray[np.int64]:
-        return self._generator(1, corpus, epoch).permutation(self.sizes[corpus])
+    def _order(self, corpus: int, epoch: int) -> npt.NDArray[np.int64]:
+        """Give the order of a corpus in an epoch; only the latest is kept: streams go forward."""
+        if (corpus, epoch) not in self._orders:
+            others = {key: order for key, order in self._orders.items() if key[0] != corpus}
+            drawn = self._generator(1, corpus, epoch).permutation(self.sizes[corpus])
+            self._orders = others | {(corpus, epoch): drawn}
+        return self._orders[corpus, epoch]
 
     def _generator(self, *key: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, *key))))

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 import numpy as np
 
 from calque.text.batching import Ragged, ranges
-from calque.types import InputError
+from calque.types import InputError, first_line
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+IDS, OFFSETS = ".ids.npy", ".offsets.npy"
 
 
 @dataclass(frozen=True)
@@ -28,16 +30,23 @@ class TokenStore:
     def open(stem: Path) -> TokenStore:
         """Map `STEM.ids.npy` and `STEM.offsets.npy`."""
         try:
-            ids = np.load(f"{stem}.ids.npy", mmap_mode="r", allow_pickle=False)
-            offsets = np.load(f"{stem}.offsets.npy", mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise InputError(str(error), file=stem, fix="prepare the text again") from error
+            ids = np.load(f"{stem}{IDS}", mmap_mode="r", allow_pickle=False)
+            offsets = np.load(f"{stem}{OFFSETS}", mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            problem = first_line(error)
+            raise InputError(problem, file=stem, fix="prepare the text again") from error
         if len(offsets) == 0 or offsets[-1] != len(ids):
             raise InputError("offsets and ids do not fit", file=stem, fix="prepare the text again")
         return TokenStore(ids, offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travel to another process as a path where possible: NumPy would send the whole text."""
+        if isinstance(self.ids, np.memmap) and self.ids.filename is not None:
+            return TokenStore.open, (Path(str(self.ids.filename).removesuffix(IDS)),)
+        return TokenStore, (self.ids, self.offsets)
 
     def lengths(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Count the tokens of the sentences asked for."""
@@ -55,8 +64,8 @@ class StoreWriter:
 
     def __init__(self, stem: Path, vocab_size: int) -> None:
         dtype = np.uint16 if vocab_size <= np.iinfo(np.uint16).max + 1 else np.uint32
-        self._ids = _GrowingArray(Path(f"{stem}.ids.npy"), np.dtype(dtype))
-        self._offsets = _GrowingArray(Path(f"{stem}.offsets.npy"), np.dtype(np.int64))
+        self._ids = _GrowingArray(Path(f"{stem}{IDS}"), np.dtype(dtype))
+        self._offsets = _GrowingArray(Path(f"{stem}{OFFSETS}"), np.dtype(np.int64))
         self._offsets.append(np.zeros(1, dtype=np.int64))
 
     def append(self, ragged: Ragged) -> None:

@@ -1,11 +1,12 @@
 """Endless, reproducible streams of batches out of tokenised corpora.
 
-Batch number g is the same whatever the number of processes: process r of n builds the batches
-with g mod n = r. The place in a stream is three integers, so a run goes on at the exact batch.
+Every batch is the same whatever the number of processes: from a place on, process r of n builds
+batches r, r + n, r + 2n, … The place is three integers, so a run goes on at the exact batch.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -73,11 +74,11 @@ class BatchStream(Generic[BatchT]):
         plan: BatchPlan,
         collate: Callable[[tuple[Ragged, ...], torch.Generator], BatchT],
         seed: int,
+        block_size: int | None = None,
     ) -> None:
         self.corpora, self.plan, self.collate, self.seed = list(corpora), plan, collate, seed
-        self.sampler = BlockSampler(
-            [len(corpus) for corpus in corpora], [c.share for c in corpora], BLOCK_SIZE, seed
-        )
+        sizes, shares = [len(corpus) for corpus in corpora], [corpus.share for corpus in corpora]
+        self.sampler = BlockSampler(sizes, shares, block_size or BLOCK_SIZE, seed)
 
     def walk(
         self, place: Place, wanted: Callable[[int], bool]
@@ -92,10 +93,9 @@ class BatchStream(Generic[BatchT]):
                 batch = None
                 if wanted(place.count):
                     batch = self._build(corpora[chosen], examples[chosen], place.count)
-                last = number + 1 == len(cuts)
-                block, inside = (place.block + 1, 0) if last else (place.block, number + 1)
-                place = Place(block, inside, place.count + 1)
+                place = Place(place.block, number + 1, place.count + 1)
                 yield place, batch
+            place = Place(place.block + 1, 0, place.count)
 
     def _build(
         self, corpora: npt.NDArray[np.int64], examples: npt.NDArray[np.int64], number: int
@@ -158,6 +158,16 @@ class _Shard(IterableDataset[tuple[Place, Any]]):
                 yield place, batch
 
 
+def _outlast_signals(worker: int) -> None:
+    """Ignore what asks the main process to stop: it may need another batch before it does."""
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, signal.SIG_IGN)
+
+
+def _as_is(item: BatchT) -> BatchT:
+    return item
+
+
 def load_batches(
     stream: BatchStream[BatchT],
     *,
@@ -178,5 +188,8 @@ def load_batches(
         num_workers=n_workers,
         pin_memory=pin_memory,
         prefetch_factor=4 if n_workers else None,
+        collate_fn=_as_is,
+        worker_init_fn=_outlast_signals,
+        generator=torch.Generator(),  # the loader draws a seed: not from the global generator
     )
     return iter(loader)

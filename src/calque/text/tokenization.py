@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calque.types import InputError
+from calque.types import InputError, first_line
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 # XLM-R's order: these ids come first, <mask> comes last.
 FIRST_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
-MASK_TOKEN = "<mask>"  # noqa: S105
+MASK_TOKEN = "<mask>"
 WORD_START = "▁"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,12 @@ def train_tokenizer(
     The rarest characters, beyond `character_coverage` of the text, become `<unk>` rather than
     take a row each: without that, Chinese characters alone would fill a small vocabulary.
     """
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     sentences = list(sentences)
     alphabet = _frequent_characters(sentences, character_coverage)
+    if not alphabet:
+        raise InputError("no text to train a tokenizer on", fix="give sentences, or clean less")
     if len(alphabet) + len(FIRST_TOKENS) + 1 >= vocab_size:
         raise InputError(
             f"vocab_size={vocab_size} cannot hold the text's {len(alphabet)} characters",
@@ -67,13 +70,19 @@ def train_tokenizer(
         )
     learner = Tokenizer(models.Unigram())
     learner.normalizer = normalizers.Sequence(
-        [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+        [
+            normalizers.Nmt(),
+            normalizers.NFKC(),
+            normalizers.Replace(Regex(" {2,}"), " "),
+            normalizers.Strip(),
+        ]
     )
     learner.pre_tokenizer = pre_tokenizers.Metaspace(replacement=WORD_START)
+    learner.decoder = decoders.Metaspace(replacement=WORD_START)
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size - 1,  # <mask> is appended below, as the last id
         special_tokens=list(FIRST_TOKENS),
-        unk_token="<unk>",  # noqa: S106
+        unk_token="<unk>",
         max_piece_length=max_piece_length,
         show_progress=False,
     )
@@ -94,12 +103,12 @@ def wrap_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token="<s>",  # noqa: S106
-        cls_token="<s>",  # noqa: S106
-        pad_token="<pad>",  # noqa: S106
-        eos_token="</s>",  # noqa: S106
-        sep_token="</s>",  # noqa: S106
-        unk_token="<unk>",  # noqa: S106
+        bos_token="<s>",
+        cls_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        sep_token="</s>",
+        unk_token="<unk>",
         mask_token=MASK_TOKEN,
     )
 
@@ -108,14 +117,16 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
     """Load a fast tokenizer from a folder or a hub name; nothing in it is executed."""
     from transformers import AutoTokenizer
 
+    fix = "give a folder with tokenizer.json, or a hub name"
+    folder = Path(name)
+    # Without its files, transformers would make up a tokenizer that knows no word.
+    if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise InputError("no tokenizer here", file=name, fix=fix)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"no tokenizer could be loaded: {str(error).splitlines()[0]}",
-            file=name,
-            fix="give a folder with tokenizer.json, or a hub name",
-        ) from error
+    except Exception as error:  # the tokenizers library raises nothing more precise
+        problem = f"no tokenizer could be loaded: {first_line(error)}"
+        raise InputError(problem, file=name, fix=fix) from error
     if not tokenizer.is_fast:
         raise InputError(
             "this tokenizer has no fast version", file=name, fix="convert it to tokenizer.json"
@@ -123,11 +134,21 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
     return tokenizer  # type: ignore[no-any-return]
 
 
+def lift_limits(backend: Tokenizer) -> Tokenizer:
+    """Stop a tokenizer's engine from truncating and padding, and return it.
+
+    Either may come with a tokenizer's file, or stay behind from a call of it.
+    """
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
 def encode_sentences(
     tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str]
 ) -> list[npt.NDArray[np.int64]]:
     """Encode sentences without special tokens, in the tokenizer's own threads."""
-    encodings = tokenizer.backend_tokenizer.encode_batch_fast(
+    encodings = lift_limits(tokenizer.backend_tokenizer).encode_batch_fast(
         list(sentences), add_special_tokens=False
     )
     return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
@@ -140,8 +161,9 @@ def encode_words(
 
     A word the tokenizer's normaliser deletes whole (a lone zero-width joiner, say) has no subword.
     """
-    prepared = [_add_spaces(tokenizer, words) for words in sentences]
-    encodings = tokenizer.backend_tokenizer.encode_batch(
+    spaced = _keeps_spaces(tokenizer)
+    prepared = [_add_spaces(words) if spaced else list(words) for words in sentences]
+    encodings = lift_limits(tokenizer.backend_tokenizer).encode_batch(
         prepared, is_pretokenized=True, add_special_tokens=False
     )
     return [
@@ -155,23 +177,19 @@ def encode_words(
 
 
 def special_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Ids that are never masked nor pooled: sentence marks, padding, mask, unknown excluded."""
+    """Ids that are never masked nor pooled: sentence marks, padding, mask; not the unknown."""
     marks = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id}
     marks |= {tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id}
     return sorted(mark for mark in marks if mark is not None)
 
 
-def _add_spaces(tokenizer: PreTrainedTokenizerFast, words: Sequence[str]) -> list[str]:
+def _keeps_spaces(tokenizer: PreTrainedTokenizerFast) -> bool:
     """Byte-level tokenizers (RoBERTa's) keep the space before a word inside its first piece."""
-    if not _is_byte_level(tokenizer) or getattr(tokenizer, "add_prefix_space", False):
-        return list(words)
-    return [word if i == 0 else " " + word for i, word in enumerate(words)]
+    return "ByteLevel" in str(tokenizer.backend_tokenizer.pre_tokenizer)
 
 
-def _is_byte_level(tokenizer: PreTrainedTokenizerFast) -> bool:
-    return "ByteLevel" in type(tokenizer.backend_tokenizer.pre_tokenizer).__name__ or (
-        "ByteLevel" in str(tokenizer.backend_tokenizer.pre_tokenizer)
-    )
+def _add_spaces(words: Sequence[str]) -> list[str]:
+    return [" " + word if word and i else word for i, word in enumerate(words)]
 
 
 def _frequent_characters(sentences: Sequence[str], coverage: float) -> set[str]:
