@@ -25,6 +25,12 @@ class InputError(ValueError):
         super().__init__(place + problem + (f" ({fix})" if fix else ""))
 
 
+def first_line(error: Exception) -> str:
+    """Give the first line of an error that says something, or its kind: libraries write essays."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
+
+
 class MissingExtra(InputError):
     """An optional dependency is absent; the message names the extra that brings it."""
 
@@ -48,7 +54,8 @@ class TokenBatch:
     `offsets[k]:offsets[k + 1]` are the tokens of sequence k. Trailing empty sequences and
     a final sequence of padding ids may fill a batch up to a fixed shape (see `text.batching`).
     `positions` count from 0 in every sequence unless an objective says otherwise; `n_real`
-    counts the tokens that are not padding.
+    counts the tokens that are not padding. With `row` above 0 no sequence crosses a multiple
+    of it, so that attention may work on rows of that many tokens.
     """
 
     ids: Int[Tensor, "tokens"]
@@ -56,6 +63,7 @@ class TokenBatch:
     offsets: Int[Tensor, "boundaries"]
     longest: int
     n_real: int
+    row: int = 0
 
     def to(self, device: torch.device | str) -> TokenBatch:
         """Copy the arrays to a device, without waiting for the copy."""

@@ -1,8 +1,8 @@
 """Self-attention over sequences laid end to end, for every encoder of the BERT kind.
 
-On CUDA in half precision the sequences go to the variable-length flash kernel: no padding is
-computed. Elsewhere they are padded to the longest of the batch for the attention alone; all
-other layers still run on real tokens only.
+Three ways: inside short rows that several sequences share (training), by the variable-length
+flash kernel (CUDA, half precision), or padded to the longest of the batch for the attention
+alone. All other layers run on the flat tokens, without padding between sequences.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     Attend = Callable[[Tensor, Tensor, Tensor, float, float, int | None], Tensor]
 
 NAME = "calque"
+# Rows up to this long attend as small dense matrices, longer ones through the flash kernel.
+LONGEST_ROW = 256
 
 
 def plan_attention(batch: TokenBatch, dtype: torch.dtype) -> Attend:
     """Choose how the batch attends; what depends on the lengths alone is computed once."""
+    if 0 < batch.row <= LONGEST_ROW:
+        return _row_attention(batch)
     if batch.ids.is_cuda and dtype in (torch.bfloat16, torch.float16):
         return _flash_attention(batch)
     return _padded_attention(batch)
@@ -49,7 +53,7 @@ def _flash_attention(batch: TokenBatch) -> Attend:
                 padded.append(_padded_attention(batch))
             return padded[0](query, key, value, dropout, scale, window)
         reach = (-1, -1) if window is None else (window, window)
-        result: Tensor = varlen_attn(
+        result = varlen_attn(
             query,
             key,
             value,
@@ -60,14 +64,45 @@ def _flash_attention(batch: TokenBatch) -> Attend:
             scale=scale,
             window_size=reach,
         )
+        assert isinstance(result, torch.Tensor)  # a tuple only if more was asked for
         return result
+
+    return attend
+
+
+def _row_attention(batch: TokenBatch) -> Attend:
+    """Attend inside rows of the batch, each token to those of its own sequence.
+
+    Sentences are short: a flash kernel computes a tile of 128 × 128 for each of them, rows
+    share one tile among several. Being plain products, all of it compiles and fuses.
+    """
+    n_tokens, row = len(batch.ids), batch.row
+    steps = torch.arange(n_tokens, device=batch.ids.device, dtype=torch.int32)
+    sequence = torch.bucketize(steps, batch.offsets[1:], right=True).view(-1, 1, row)
+    same = sequence[..., :, None] == sequence[..., None, :]
+
+    def attend(
+        query: Float[Tensor, "tokens heads size"],
+        key: Float[Tensor, "tokens heads size"],
+        value: Float[Tensor, "tokens heads size"],
+        dropout: float,
+        scale: float,
+        window: int | None,
+    ) -> Float[Tensor, "tokens heads size"]:
+        mask = same if window is None else _add_window(same, row, window, steps.device)
+        shape = (-1, row, *query.shape[1:])
+        q, k, v = (states.view(shape).transpose(1, 2) for states in (query, key, value))
+        scores = (q @ k.transpose(-1, -2)) * scale
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)
+        mixed = F.dropout(weights, dropout, training=dropout > 0) @ v
+        return mixed.transpose(1, 2).reshape(query.shape)
 
     return attend
 
 
 def _padded_attention(batch: TokenBatch) -> Attend:
     slots, valid = pad_slots(batch.offsets, batch.longest)
-    n_sequences, longest = slots.shape
+    longest = slots.shape[1]
     even = bool(valid.all())
 
     def attend(
@@ -81,9 +116,11 @@ def _padded_attention(batch: TokenBatch) -> Attend:
         mask = None if even else valid[:, None, None, :]
         if window is not None:
             mask = _add_window(mask, longest, window, slots.device)
-        padded = [_pad(states, slots, even).transpose(1, 2) for states in (query, key, value)]
+            # A padding query far from all keys would see none, and some kernels return NaN then.
+            mask = mask if even else mask | ~valid[:, None, :, None]
+        q, k, v = (_pad(states, slots, even).transpose(1, 2) for states in (query, key, value))
         mixed = F.scaled_dot_product_attention(
-            *padded, attn_mask=mask, dropout_p=dropout, scale=scale
+            q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale
         )
         mixed = mixed.transpose(1, 2)
         return mixed.reshape(query.shape) if even else mixed[valid]
@@ -124,14 +161,14 @@ def attend_packed(
     if attend is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        return sdpa_attention_forward(  # type: ignore[no-any-return]
+        return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # Hugging Face passes one more than the reach to each side.
     window = None if sliding_window is None else sliding_window - 1
-    flat = [states[0].transpose(0, 1) for states in (query, key, value)]
-    return attend(*flat, dropout, scale, window)[None], None
+    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
+    return attend(q, k, v, dropout, scale, window)[None], None
 
 
 def register() -> str:
@@ -151,7 +188,7 @@ def _pad(
 
 
 def _add_window(
-    mask: Bool[Tensor, "sequences 1 1 longest"] | None,
+    mask: Bool[Tensor, "sequences 1 _ longest"] | None,
     longest: int,
     window: int,
     device: torch.device,

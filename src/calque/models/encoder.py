@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
-from calque.models.attention import plan_attention
+from calque.models.attention import plan_attention, register
 from calque.models.families import family_of, run_fused_layer, run_layer
 from calque.models.loading import load_checkpoint, save_checkpoint
 from calque.types import InputError
@@ -36,8 +36,9 @@ class Encoder(nn.Module):
         folder: Path | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.tokenizer, self._folder = model, tokenizer, folder
         self.family = family_of(model.config.model_type, folder)
+        self.model, self.tokenizer, self._folder = model, tokenizer, folder
+        model.set_attn_implementation(register())  # any other would mix the packed sequences
         self.fuses = False
 
     @classmethod
@@ -100,25 +101,31 @@ class Encoder(nn.Module):
         """Give the layer whose mean-pooled states compare best: measured, or else the middle."""
         return int(self.settings.get("retrieval_layer", round(self.n_layers / 2)))
 
+    @property
+    def can_fuse(self) -> bool:
+        """Whether layers are of the BERT kind, which `fuses` may speed up."""
+        return self.family.layers == "encoder.layer"
+
     def check_layer(self, layer: int) -> int:
         """Turn a negative layer into a positive one; an impossible one is an error."""
         found = layer if layer >= 0 else self.n_layers + 1 + layer
         if not 0 <= found <= self.n_layers:
-            raise InputError(
-                f"layer {layer} does not exist", fix=f"choose 0 to {self.n_layers}"
-            )
+            raise InputError(f"layer {layer} does not exist", fix=f"choose 0 to {self.n_layers}")
         return found
 
     def forward(
         self, batch: TokenBatch, layers: Sequence[int] | None = None
     ) -> list[Float[Tensor, "tokens hidden"]]:
-        """Return the states of the layers asked for (default: the last); compute no layer beyond."""
+        """Return the states of the layers asked for (default: the last); compute none beyond."""
         asked = [self.n_layers] if layers is None else [self.check_layer(n) for n in layers]
         body = self.family.body_of(self.model)
         hidden = self.family.embed(body, batch)
-        attend = plan_attention(batch, self._attention_dtype(hidden))
+        dtype = self._working_dtype(hidden)
+        attend = plan_attention(batch, dtype)
         arguments = self.family.prepare(body, hidden, batch)
         states = {0: hidden}
+        if self.fuses:
+            hidden = hidden.to(dtype)
         for number, layer in enumerate(self.family.layers_of(self.model)[: max(asked)], start=1):
             if self.fuses:
                 hidden = run_fused_layer(layer, hidden, attend)
@@ -141,8 +148,8 @@ class Encoder(nn.Module):
         decoder: Any = self.model.get_output_embeddings()
         return decoder.weight, decoder.bias
 
-    def _attention_dtype(self, hidden: Tensor) -> torch.dtype:
-        """Attention runs in the autocast type where autocast is on."""
+    def _working_dtype(self, hidden: Tensor) -> torch.dtype:
+        """Matrix products run in the autocast type where autocast is on."""
         kind = hidden.device.type
         if torch.is_autocast_enabled(kind):
             return torch.get_autocast_dtype(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import torch
 from calque.models import attention
 from calque.models.families import Family, family_of
 from calque.text.tokenization import load_tokenizer
-from calque.types import InputError
+from calque.types import InputError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -38,7 +39,8 @@ def load_checkpoint(
     family = family_of(config.model_type, folder)
     model = _load_weights(folder, config, family, dtype)
     tokenizer = load_tokenizer(folder)
-    n_rows = model.get_input_embeddings().weight.shape[0]
+    embeddings: Any = model.get_input_embeddings()
+    n_rows = len(embeddings.weight)
     if len(tokenizer) > n_rows:
         raise InputError(
             f"the tokenizer has {len(tokenizer)} entries but the model {n_rows} embeddings",
@@ -65,7 +67,9 @@ def build_model(config: Any) -> PreTrainedModel:
     from transformers import AutoModelForMaskedLM
 
     family_of(config.model_type, None)
-    model: Any = AutoModelForMaskedLM.from_config(config, attn_implementation=attention.register())
+    model: Any = AutoModelForMaskedLM.from_config(
+        copy.deepcopy(config), attn_implementation=attention.register()
+    )
     return model  # type: ignore[no-any-return]
 
 
@@ -77,25 +81,21 @@ def save_checkpoint(
     state: dict[str, torch.Tensor] | None = None,
 ) -> None:
     """Write model and tokenizer as a folder that `AutoModel` loads unchanged."""
+    state = _drop_tied(model, model.state_dict() if state is None else state)
     if dtype is not None:
-        state = _cast(model.state_dict() if state is None else state, dtype)
+        state = {key: x.to(dtype) if x.is_floating_point() else x for key, x in state.items()}
     with _quiet():
         model.save_pretrained(folder, state_dict=state)
         tokenizer.save_pretrained(folder)
+    _name_tokenizer(folder / "tokenizer_config.json")
     if dtype is not None:
         _set_stored_dtype(folder / "config.json", dtype)
 
 
-def _cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Convert floating tensors; those that share memory (tied weights) still do afterwards."""
-    seen: dict[tuple[int, torch.Size], torch.Tensor] = {}
-    result = {}
-    for name, value in state.items():
-        key = (value.data_ptr(), value.shape)
-        if key not in seen:
-            seen[key] = value.to(dtype) if value.is_floating_point() else value
-        result[name] = seen[key]
-    return result
+def _drop_tied(model: PreTrainedModel, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Leave out the second name of tied weights, even where it holds a copy of its own."""
+    tied: dict[str, str] = model.all_tied_weights_keys
+    return {name: value for name, value in state.items() if tied.get(name) not in state}
 
 
 @contextmanager
@@ -114,6 +114,14 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def _name_tokenizer(path: Path) -> None:
+    """Give the tokenizer the class name that older versions of transformers know too."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config.get("tokenizer_class") == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
 def _set_stored_dtype(path: Path, dtype: torch.dtype) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     config["dtype"] = str(dtype).removeprefix("torch.")
@@ -124,31 +132,35 @@ def _fetch(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
+    fix = f"check the name; embedded models: {', '.join(embedded_models()) or 'none'}"
     try:
         wanted = ["*.json", "*.safetensors", "*.model", "*.txt"]
         return Path(snapshot_download(name, allow_patterns=wanted))
-    except HFValidationError:
-        problem = "no such folder, and not a hub name"
+    except HFValidationError as error:
+        raise InputError("no such folder, and not a hub name", file=name, fix=fix) from error
     except Exception as error:  # the hub client raises many kinds: offline, gated, unknown
-        problem = f"no such folder, and the hub gave: {str(error).splitlines()[0]}"
-    known = ", ".join(embedded_models()) or "none"
-    raise InputError(problem, file=name, fix=f"check the name; embedded models: {known}")
+        problem = f"no such folder, and the hub gave: {first_line(error)}"
+        raise InputError(problem, file=name, fix=fix) from error
 
 
 def _load_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
-    if not (folder / "config.json").exists():
-        raise InputError("no config.json here", file=folder, fix="give a Hugging Face model folder")
+    path, fix = folder / "config.json", "give a Hugging Face model folder"
+    if not path.exists():
+        raise InputError("no config.json here", file=folder, fix=fix)
     try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        family_of(content.get("model_type"), folder)
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(str(error).splitlines()[0], file=folder / "config.json") from error
+    except InputError:
+        raise
+    except Exception as error:  # not JSON, not an object, or a value of the wrong type
+        problem = f"not the configuration of a model: {' '.join(str(error).split())}"
+        raise InputError(problem, file=path, fix=fix) from error
 
 
-def _load_weights(
-    folder: Path, config: Any, family: Family, dtype: torch.dtype
-) -> PreTrainedModel:
+def _load_weights(folder: Path, config: Any, family: Family, dtype: torch.dtype) -> PreTrainedModel:
     from safetensors import SafetensorError
     from transformers import AutoModelForMaskedLM
 
@@ -163,11 +175,11 @@ def _load_weights(
                 trust_remote_code=False,
                 attn_implementation=attention.register(),
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # `_check_keys` refuses them, by name
             )
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        reason = next(line for line in str(error).splitlines() if line.strip())
         raise InputError(
-            f"the weights cannot be read: {reason}",
+            f"the weights cannot be read: {first_line(error)}",
             file=folder,
             fix="copy the checkpoint again; its files are truncated or do not belong together",
         ) from error
@@ -189,16 +201,17 @@ def _refuse_pickle(folder: Path) -> None:
 
 
 def _check_keys(folder: Path, family: Family, info: dict[str, Any]) -> None:
-    """Refuse a checkpoint that would leave part of the body random; a missing head is said."""
+    """Refuse weights that do not fill the body, or that hold more layers; say a missing head."""
     mismatched = [entry[0] for entry in info["mismatched_keys"]]
+    surplus = [key for key in info["unexpected_keys"] if f"{family.layers}." in key]
     missing = [
         key for key in info["missing_keys"] if not any(part in key for part in family.optional)
     ]
     head = [key for key in missing if key.startswith(family.head_prefixes)]
-    body = [key for key in [*missing, *mismatched] if key not in head]
+    body = sorted(key for key in [*missing, *mismatched, *surplus] if key not in head)
     if body:
         raise InputError(
-            f"{len(body)} tensors are missing or of another shape, first {body[0]}",
+            f"{len(body)} tensors are missing, too many or of another shape, first {body[0]}",
             file=folder,
             fix="config.json and the weights do not belong together",
         )

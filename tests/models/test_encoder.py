@@ -1,0 +1,340 @@
+"""The packed encoder against transformers' own forward, for every family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import (
+    AutoModelForMaskedLM,
+    BertConfig,
+    CamembertConfig,
+    ModernBertConfig,
+    RobertaConfig,
+    T5Config,
+    XLMRobertaConfig,
+)
+
+from calque.models import attention
+from calque.models.encoder import Encoder
+from calque.models.loading import build_model
+from calque.text.batching import BatchShape, Ragged, pack
+from calque.types import InputError, TokenBatch
+
+PAD, N_LAYERS = 1, 4
+SIZES: dict[str, Any] = {
+    "vocab_size": 90,
+    "hidden_size": 32,
+    "num_hidden_layers": N_LAYERS,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 34,
+    "pad_token_id": PAD,
+}
+MODERN: dict[str, Any] = {
+    "bos_token_id": 0,
+    "cls_token_id": 0,
+    "eos_token_id": 2,
+    "sep_token_id": 2,
+    "global_attn_every_n_layers": 2,
+}
+
+
+def modernbert(window: int) -> Callable[[], Any]:
+    """Every second layer sees `window` tokens in all, the others everything."""
+    return lambda: ModernBertConfig(**SIZES, **MODERN, local_attention=window)
+
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "bert": lambda: BertConfig(**SIZES),
+    "roberta": lambda: RobertaConfig(**SIZES),
+    "xlm-roberta": lambda: XLMRobertaConfig(**SIZES, type_vocab_size=1),
+    "camembert": lambda: CamembertConfig(**SIZES),
+    "modernbert, window shorter than sentences": modernbert(6),
+    "modernbert, window longer than sentences": modernbert(64),
+}
+ABSOLUTE = [name for name in CONFIGS if "modernbert" not in name]
+each_config = pytest.mark.parametrize("name", CONFIGS)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, tuple[Encoder, Any]]:
+    """Every family as our encoder and as transformers' eager model, with the same weights."""
+    result = {}
+    for name, make_config in CONFIGS.items():
+        reference = AutoModelForMaskedLM.from_config(make_config(), attn_implementation="eager")
+        generator = torch.Generator().manual_seed(len(name))
+        with torch.no_grad():
+            for parameter in reference.parameters():  # large, so that attention is not even
+                parameter.normal_(0, 0.3, generator=generator)
+        model = build_model(make_config())
+        model.load_state_dict(reference.state_dict())
+        result[name] = Encoder(model, None).eval(), reference.eval()  # type: ignore[arg-type]
+    return result
+
+
+def draw_sentences(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(4, 90, length).tolist() for length in lengths]
+
+
+SENTENCES = draw_sentences([21, 4, 9, 1, 32, 13])
+SHAPE = BatchShape.fit(192, np.array([21, 4, 9, 1, 32, 13]), longest=32)
+BATCHES = {
+    "one": pack(Ragged.of(SENTENCES[:1]), pad_id=PAD),
+    "packed": pack(Ragged.of(SENTENCES), pad_id=PAD),
+    "even": pack(Ragged.of(draw_sentences([12, 12, 12])), pad_id=PAD),
+    "fixed shape": pack(Ragged.of(SENTENCES), shape=SHAPE, pad_id=PAD),
+}
+each_batch = pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+
+
+def spans(batch: TokenBatch) -> list[slice]:
+    """Find the sequences that are not padding."""
+    bounds = pairwise(batch.offsets.tolist())
+    return [slice(a, b) for a, b in bounds if a < b and PAD not in batch.ids[a:b]]
+
+
+def run_reference(reference: Any, batch: TokenBatch) -> tuple[list[Tensor], Tensor]:
+    """Run transformers on the padded batch; give states by layer and logits, packed again."""
+    sentences = [batch.ids[span] for span in spans(batch)]
+    ids = torch.nn.utils.rnn.pad_sequence(sentences, batch_first=True, padding_value=PAD)
+    real = ids != PAD
+    output = reference(ids, attention_mask=real.long(), output_hidden_states=True)
+    return [states[real] for states in output.hidden_states], output.logits[real]
+
+
+def keep_real(states: Tensor, batch: TokenBatch) -> Tensor:
+    return torch.cat([states[span] for span in spans(batch)])
+
+
+def assert_like(found: Tensor, expected: Tensor) -> None:
+    scale = float(expected.detach().abs().max())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * scale)
+
+
+@each_config
+@each_batch
+def test_states_of_every_layer_and_logits(
+    name: str, batch: TokenBatch, models: dict[str, tuple[Encoder, Any]]
+) -> None:
+    encoder, reference = models[name]
+    expected, logits = run_reference(reference, batch)
+    found = encoder(batch, range(N_LAYERS + 1))
+    assert len(found) == len(expected) == N_LAYERS + 1
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_like(keep_real(mine, batch), theirs)
+    features = encoder.predict_features(keep_real(found[-1], batch))
+    assert_like(F.linear(features, *encoder.output_layer()), logits)
+
+
+@each_config
+def test_long_rows_attend_padded(
+    name: str, models: dict[str, tuple[Encoder, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fixed shape whose rows are too long for dense products still gives the same states."""
+    monkeypatch.setattr(attention, "LONGEST_ROW", 0)
+    encoder, reference = models[name]
+    batch = BATCHES["fixed shape"]
+    (found,) = encoder(batch)
+    assert found.isfinite().all()
+    assert_like(keep_real(found, batch), run_reference(reference, batch)[0][-1])
+
+
+def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    pairs: list[tuple[str, Tensor | None]] = list(zip(named, found, strict=True))
+    return {name: gradient for name, gradient in pairs if gradient is not None}
+
+
+@pytest.mark.parametrize(
+    ("name", "fuses"), [(name, False) for name in CONFIGS] + [(name, True) for name in ABSOLUTE]
+)
+def test_gradients_of_every_parameter(
+    name: str, fuses: bool, models: dict[str, tuple[Encoder, Any]]
+) -> None:
+    encoder, reference = models[name]
+    batch = BATCHES["fixed shape"]
+    expected, logits = run_reference(reference, batch)
+    theirs = gradients(reference, expected[-1].cos().sum() + logits.cos().sum())
+    encoder = Encoder(encoder.model, encoder.tokenizer)
+    encoder.fuses = fuses
+    states = keep_real(encoder(batch)[0], batch)
+    output = F.linear(encoder.predict_features(states), *encoder.output_layer())
+    mine = gradients(encoder.model, states.cos().sum() + output.cos().sum())
+    assert mine.keys() == theirs.keys()
+    for key, expected_gradient in theirs.items():
+        scale = float(expected_gradient.abs().max())
+        torch.testing.assert_close(
+            mine[key], expected_gradient, rtol=1e-3, atol=1e-4 * scale + 1e-5, msg=key
+        )
+
+
+@pytest.mark.parametrize("name", ABSOLUTE)
+@each_batch
+def test_fused_layers_give_the_same_states(
+    name: str, batch: TokenBatch, models: dict[str, tuple[Encoder, Any]]
+) -> None:
+    plain = models[name][0]
+    fused = Encoder(plain.model, plain.tokenizer)
+    fused.fuses = True
+    for mine, theirs in zip(fused(batch, [0, 2, 4]), plain(batch, [0, 2, 4]), strict=True):
+        assert_like(mine, theirs)
+
+
+@each_config
+def test_padding_does_not_leak(name: str, models: dict[str, tuple[Encoder, Any]]) -> None:
+    """Sentences get the same states alone, among others, and in a batch filled with padding."""
+    encoder, _ = models[name]
+    (alone,), (among,) = encoder(BATCHES["one"]), encoder(BATCHES["packed"])
+    assert_like(among[: len(alone)], alone)
+    batch = BATCHES["fixed shape"]
+    (filled,) = encoder(batch)
+    (here,) = [span for span in spans(batch) if batch.ids[span].tolist() == SENTENCES[0]]
+    assert_like(filled[here], alone)
+
+
+@each_config
+def test_positions_may_be_given(name: str, models: dict[str, tuple[Encoder, Any]]) -> None:
+    """TLM counts the second sentence from 0 again; transformers takes the same as position_ids."""
+    encoder, reference = models[name]
+    positions = np.array([*range(12), *range(9)])
+    batch = pack(Ragged.of(SENTENCES[:1]), positions=positions, pad_id=PAD)
+    first = PAD + 1 if name in ("roberta", "xlm-roberta", "camembert") else 0
+    ids, where = batch.ids[None], torch.from_numpy(positions)[None] + first
+    expected = reference(ids, position_ids=where, output_hidden_states=True).hidden_states[-1]
+    assert_like(encoder(batch)[0], expected[0])
+    assert (expected[0] - encoder(BATCHES["one"])[0]).abs().max() > 1e-3
+
+
+@each_config
+@pytest.mark.parametrize("layer", [0, 2, 3])
+def test_no_layer_is_computed_beyond_the_one_asked_for(
+    name: str,
+    layer: int,
+    models: dict[str, tuple[Encoder, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder, _ = models[name]
+    expected = encoder(BATCHES["packed"], [layer])[0]
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a layer too many")
+
+    for later in encoder.family.layers_of(encoder.model)[layer:]:
+        monkeypatch.setattr(later, "forward", refuse)
+    if encoder.family.final_norm is not None:
+        body = encoder.family.body_of(encoder.model)
+        monkeypatch.setattr(getattr(body, encoder.family.final_norm), "forward", refuse)
+    assert torch.equal(encoder(BATCHES["packed"], [layer])[0], expected)
+    with pytest.raises(AssertionError, match="a layer too many"):
+        encoder(BATCHES["packed"], [layer, layer + 1])
+
+
+def test_layers_come_as_asked(models: dict[str, tuple[Encoder, Any]]) -> None:
+    encoder, _ = models["bert"]
+    batch = BATCHES["packed"]
+    every = encoder(batch, range(N_LAYERS + 1))
+    mixed = encoder(batch, [-1, 1, 1, -5, 4])
+    for mine, number in zip(mixed, [4, 1, 1, 0, 4], strict=True):
+        assert torch.equal(mine, every[number])
+    (last,) = encoder(batch)
+    assert torch.equal(last, every[-1])
+    for layer in (5, -6):
+        with pytest.raises(InputError, match=f"layer {layer} does not exist .choose 0 to 4"):
+            encoder(batch, [layer])
+
+
+@pytest.mark.parametrize("name", ABSOLUTE)
+def test_the_longest_sequence_is_what_the_positions_allow(
+    name: str, models: dict[str, tuple[Encoder, Any]]
+) -> None:
+    encoder, reference = models[name]
+    assert encoder.max_tokens == (34 if name == "bert" else 32)
+    fits = torch.tensor(draw_sentences([encoder.max_tokens]))
+    batch = pack(Ragged.of(fits.tolist()), pad_id=PAD)
+    expected = reference(fits, output_hidden_states=True).hidden_states[-1][0]
+    assert_like(encoder(batch)[0], expected)
+    with pytest.raises((IndexError, RuntimeError)):
+        reference(torch.tensor(draw_sentences([encoder.max_tokens + 1])))
+
+
+@each_config
+def test_the_wrapped_model_is_still_a_plain_one(
+    name: str, models: dict[str, tuple[Encoder, Any]]
+) -> None:
+    """Its own forward, on padded batches, is that of transformers."""
+    encoder, reference = models[name]
+    ids = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(sentence) for sentence in SENTENCES], batch_first=True, padding_value=PAD
+    )
+    real = ids != PAD
+    found = encoder.model(ids, attention_mask=real.long()).logits[real]
+    assert_like(found, reference(ids, attention_mask=real.long()).logits[real])
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_takes_models_made_elsewhere(
+    implementation: str, models: dict[str, tuple[Encoder, Any]]
+) -> None:
+    """A model with another attention would silently mix the sentences of a batch."""
+    encoder, reference = models["xlm-roberta"]
+    model = AutoModelForMaskedLM.from_config(
+        CONFIGS["xlm-roberta"](), attn_implementation=implementation
+    )
+    model.load_state_dict(reference.state_dict())
+    made = Encoder(model.eval(), None)  # type: ignore[arg-type]
+    assert_like(made(BATCHES["packed"])[0], encoder(BATCHES["packed"])[0])
+
+
+def test_building_leaves_the_configuration_alone() -> None:
+    config = CONFIGS["bert"]()
+    model = build_model(config)
+    AutoModelForMaskedLM.from_config(config, attn_implementation="eager")
+    assert model.config._attn_implementation == attention.NAME
+
+
+@each_batch
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("xlm-roberta", {"attention_probs_dropout_prob": 0.5, "hidden_dropout_prob": 0.0}),
+        ("modernbert, window shorter than sentences", {"attention_dropout": 0.5}),
+    ],
+)
+def test_attention_drops_out_in_training_only(
+    name: str, options: dict[str, float], batch: TokenBatch
+) -> None:
+    config = CONFIGS[name]()
+    config.update(options)
+    encoder = Encoder(build_model(config), None).eval()  # type: ignore[arg-type]
+    assert torch.equal(encoder(batch)[0], encoder(batch)[0])
+    encoder.train()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        assert not torch.equal(encoder(batch)[0], encoder(batch)[0])
+
+
+def test_other_architectures_are_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"encoders of type 't5' are not supported \(use one of bert"
+    ):
+        build_model(T5Config())
+
+
+def test_what_an_encoder_says_of_itself(models: dict[str, tuple[Encoder, Any]]) -> None:
+    encoder = deepcopy(models["bert"][0])
+    assert (encoder.n_layers, encoder.hidden_size) == (4, 32)
+    assert (encoder.settings, encoder.retrieval_layer) == ({}, 2)
+    encoder.model.config.calque = {"retrieval_layer": 3}
+    assert encoder.retrieval_layer == 3
+    with pytest.raises(InputError, match="was not loaded from a folder"):
+        _ = encoder.folder
