@@ -26,16 +26,15 @@ from calque.training import checkpoints
 from calque.training.checkpoints import (
     average_weights,
     find_latest,
-    flatten_optimizer,
     folder_of,
     list_checkpoints,
     mark_best,
     read_best,
     read_training_state,
-    restore_optimizer,
     write_atomically,
     write_checkpoint,
 )
+from calque.training.optimizer_state import flatten_optimizer, restore_optimizer
 from calque.types import InputError
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]

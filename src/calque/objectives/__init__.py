@@ -20,7 +20,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 def build_objective(settings: AnySettings) -> Objective:
     """Make the objective a recipe's settings describe."""
-    return OBJECTIVES[settings.kind](settings)  # type: ignore[call-arg]
+    return OBJECTIVES[settings.kind](settings)
 
 
 __all__ = ["OBJECTIVES", "AnySettings", "Objective", "ObjectiveSettings", "build_objective"]

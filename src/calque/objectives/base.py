@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class ObjectiveSettings(BaseModel):
     """What the recipe says of every objective."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    kind: str
     weight: float = Field(1.0, ge=0)
     # Tokens of one micro-batch, marks and padding included.
     batch_tokens: int = Field(16_384, gt=0)
@@ -68,7 +69,10 @@ class Objective(nn.Module):
     """
 
     n_sides: ClassVar[int]
-    settings: ObjectiveSettings
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__()
+        self.settings = settings
 
     def n_marks(self, marks: Marks) -> int:
         """Count the special tokens an example gains."""

@@ -4,12 +4,8 @@ A run folder holds `step-00000500/`, each with the files of `save_model` (config
 model.safetensors, tokenizer), `training_state.safetensors` (every tensor of the optimizer and
 the averages) and `training_state.json` (step, data position, recipe hash, …). No pickle.
 
-    tensors, scalars = flatten_optimizer(model, optimizer)        # on every process
-    if is_main:
-        write_checkpoint(run, step, save_model, tensors | ema, scalars | position, keep=3)
-
-    tensors, scalars = read_training_state(find_latest(run))      # on every process
-    restore_optimizer(model, optimizer, tensors, scalars)
+    write_checkpoint(run, step, save_model, tensors, scalars, keep=3)     # on one process
+    tensors, scalars = read_training_state(find_latest(run))              # on every process
 """
 
 from __future__ import annotations
@@ -26,13 +22,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.optim import Optimizer
+from torch import Tensor
 
 from calque.types import InputError
 
@@ -44,11 +34,6 @@ FORMAT = 1
 
 # Hidden siblings of a checkpoint: being written, stepped aside for a rewrite, being removed.
 PARTIAL, REPLACED, DELETED = ".partial", ".replaced", ".deleted"
-
-OPTIMIZER = "optimizer."
-OPTIMIZER_GROUPS = "optimizer_groups"
-# How the machine runs the optimizer, not what it has learnt: these stay as built.
-MACHINE_SWITCHES = {"foreach", "fused", "capturable", "differentiable"}
 
 
 def write_checkpoint(
@@ -68,19 +53,28 @@ def write_checkpoint(
     if keep < 1:
         raise InputError(f"keep={keep} would drop every checkpoint", fix="keep at least 1")
     final = folder_of(run, step)
+    write_folder(final, lambda draft: _fill(draft, step, save_model, tensors, scalars))
+    _prune(run, keep, {step, *pinned})
+    return final
+
+
+def write_folder(final: Path, fill: Callable[[Path], object]) -> None:
+    """Write a folder whole or not at all; one of that name is replaced in the end."""
     draft = _hidden(final, PARTIAL)
     try:
-        run.mkdir(parents=True, exist_ok=True)
-        _clear_leftovers(run)
-        _fill(draft, step, save_model, tensors, scalars)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _clear_leftovers(final.parent)
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        fill(draft)
+        for path in (*draft.rglob("*"), draft):
+            _sync(path)
         _publish(draft, final)
     except (OSError, SafetensorError) as error:
         fix = "free some space or choose another run folder; older checkpoints are intact"
-        raise InputError(f"cannot write the checkpoint: {error}", file=final, fix=fix) from error
+        raise InputError(f"cannot be written: {error}", file=final, fix=fix) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    _prune(run, keep, {step, *pinned})
-    return final
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -92,11 +86,17 @@ def folder_of(run: Path, step: int) -> Path:
     return run / f"step-{step:08d}"
 
 
+def step_of(folder: Path) -> int | None:
+    """Read the step out of a checkpoint's name; None for any other folder."""
+    match = re.fullmatch(rf"\.?step-(\d{{8,}})({re.escape(REPLACED)})?", folder.name)
+    return int(match[1]) if match else None
+
+
 def list_checkpoints(run: Path) -> list[Path]:
     """List the whole checkpoints of a run, oldest first."""
     # A kill in the middle of a rewrite leaves the old folder, whole, under its aside name.
-    aside = {_step_of(path): path for path in run.glob(f".step-*{REPLACED}")}
-    named = {_step_of(path): path for path in run.glob("step-*") if path.is_dir()}
+    aside = {step_of(path): path for path in run.glob(f".step-*{REPLACED}")}
+    named = {step_of(path): path for path in run.glob("step-*") if path.is_dir()}
     found = {step: path for step, path in (aside | named).items() if step is not None}
     return [found[step] for step in sorted(found)]
 
@@ -153,61 +153,6 @@ def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
     return {name: _average_tensor(files, name) for name in shapes[-1]}
 
 
-def flatten_optimizer(
-    model: nn.Module, optimizer: Optimizer
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Turn an optimizer's state into named CPU tensors and JSON scalars.
-
-    Works for a plain, compiled, DDP or FSDP2 model: keys are parameter names without the
-    wrappers' prefixes. Every process must call it; only the first gets anything. The tensors
-    may share memory with the optimizer, so write them before its next step.
-    """
-    optimizer = _unwrap(optimizer)
-    untouched = not optimizer.state
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer, options=options))
-    if untouched:  # torch has taken a dry step to create the state: a reader must not change it
-        optimizer.state.clear()
-        whole["state"] = {}
-    tensors = {
-        f"{OPTIMIZER}{name}.{moment}": value
-        for name, moments in whole.get("state", {}).items()
-        for moment, value in moments.items()
-    }
-    return tensors, {OPTIMIZER_GROUPS: [_plain(group) for group in whole.get("param_groups", [])]}
-
-
-def restore_optimizer(
-    model: nn.Module,
-    optimizer: Optimizer,
-    tensors: Mapping[str, Tensor],
-    scalars: Mapping[str, Any],
-) -> None:
-    """Put back what `flatten_optimizer` took, so that the next step is bit-identical.
-
-    The model and optimizer are built and wrapped as for training; every process calls it with
-    the whole state. Keys that are not the optimizer's are ignored.
-    """
-    optimizer = _unwrap(optimizer)
-    optimizer.zero_grad(set_to_none=True)  # torch creates no state where gradients lie
-    names = _parameter_names(model, optimizer)
-    groups = scalars.get(OPTIMIZER_GROUPS, [])
-    if [group["params"] for group in groups] != names:
-        problem = "the saved optimizer state belongs to other parameters or parameter groups"
-        raise InputError(problem, fix="resume with the model and the recipe of that run")
-    saved = _moments_by_name(tensors)
-    merged = [_merge(*pair) for pair in zip(optimizer.param_groups, groups, strict=True)]
-    whole: dict[str, Any] = {
-        "state": _stand_ins(optimizer, names, saved) | saved,
-        "param_groups": merged,
-    }
-    options = StateDictOptions(full_state_dict=True)
-    set_optimizer_state_dict(model, optimizer, whole, options=options)
-    for group, settings in zip(optimizer.param_groups, merged, strict=True):
-        group.update({**settings, "params": group["params"]})  # torch has turned tuples into lists
-    _forget_missing(optimizer, names, saved)
-
-
 def write_atomically(file: Path, text: str) -> None:
     """Replace a text file in one step: readers see the old text or the new, never a part."""
     draft = file.with_name(f".{file.name}{PARTIAL}")
@@ -229,14 +174,11 @@ def _fill(
     tensors: Mapping[str, Tensor],
     scalars: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint's files and wait until they have reached the disk."""
-    draft.mkdir()
+    """Write a checkpoint's files."""
     save_model(draft)
     save_file(_separate(tensors), draft / STATE_TENSORS, metadata={"step": str(step)})
     record = {"format": FORMAT, "step": step, "n_tensors": len(tensors), "scalars": dict(scalars)}
     (draft / STATE_SCALARS).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    for path in (*draft.rglob("*"), draft):
-        _sync(path)
 
 
 def _publish(draft: Path, final: Path) -> None:
@@ -265,7 +207,7 @@ def _prune(run: Path, keep: int, protected: set[int]) -> None:
     best = read_best(run)
     protected = protected if best is None else protected | {best[0]}
     for folder in list_checkpoints(run)[:-keep]:
-        if _step_of(folder) not in protected:
+        if step_of(folder) not in protected:
             _discard(folder)
 
 
@@ -282,12 +224,6 @@ def _discard(folder: Path) -> None:
 def _hidden(folder: Path, suffix: str) -> Path:
     """Name the hidden sibling of a checkpoint folder."""
     return folder.with_name(f".{folder.stem.removeprefix('.')}{suffix}")
-
-
-def _step_of(folder: Path) -> int | None:
-    """Read the step out of a checkpoint's name; None for any other folder."""
-    match = re.fullmatch(rf"\.?step-(\d{{8,}})({re.escape(REPLACED)})?", folder.name)
-    return int(match[1]) if match else None
 
 
 def _sync(path: Path) -> None:
@@ -363,70 +299,3 @@ def _average_tensor(files: Sequence[Path], name: str) -> Tensor:
             wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
             total = wide if total is None else total + wide
     return tensor.clone() if total is None else (total / len(files)).to(tensor.dtype)
-
-
-def _unwrap(optimizer: Optimizer) -> Optimizer:
-    """Take the torch optimizer out of Accelerate's, whose steps depend on accumulation."""
-    inner = getattr(optimizer, "optimizer", optimizer)
-    return inner if isinstance(inner, Optimizer) else optimizer
-
-
-def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep a parameter group's settings as JSON values."""
-    settings = {key: value for key, value in group.items() if key not in MACHINE_SWITCHES}
-    return {k: v.item() if isinstance(v, Tensor) else v for k, v in settings.items()}
-
-
-def _merge(current: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay saved settings over a live group's, in the live group's types (JSON has no tuple)."""
-    merged = {**current, **saved}
-    for key, value in current.items():
-        if isinstance(value, tuple):
-            merged[key] = tuple(merged[key])
-        elif isinstance(value, Tensor):
-            merged[key] = torch.full_like(value, merged[key])
-    return merged
-
-
-def _moments_by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Group flat optimizer tensors by parameter name."""
-    state: dict[str, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        if key.startswith(OPTIMIZER):
-            name, _, moment = key.removeprefix(OPTIMIZER).rpartition(".")
-            state.setdefault(name, {})[moment] = value.clone()
-    return state
-
-
-def _parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    """Name the parameters of each group, in the optimizer's order."""
-    whole: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
-    return [list(group["params"]) for group in whole["param_groups"]]
-
-
-def _name_parameters(
-    optimizer: Optimizer, names: Sequence[Sequence[str]]
-) -> Iterator[tuple[str, Tensor]]:
-    """Pair every parameter of an optimizer with its name."""
-    for group, group_names in zip(optimizer.param_groups, names, strict=True):
-        yield from zip(group_names, group["params"], strict=True)
-
-
-def _stand_ins(
-    optimizer: Optimizer, names: Sequence[Sequence[str]], saved: Mapping[str, object]
-) -> dict[str, dict[str, Tensor]]:
-    """Make zeros for parameters saved without a state, since torch wants one for each."""
-    return {
-        name: {key: torch.zeros(value.shape) for key, value in optimizer.state[parameter].items()}
-        for name, parameter in _name_parameters(optimizer, names)
-        if parameter in optimizer.state and name not in saved
-    }
-
-
-def _forget_missing(
-    optimizer: Optimizer, names: Sequence[Sequence[str]], saved: Mapping[str, object]
-) -> None:
-    """Leave parameters that had no gradient yet without a state, as they were saved."""
-    for name, parameter in _name_parameters(optimizer, names):
-        if name not in saved:
-            optimizer.state.pop(parameter, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 # At most this share of a corpus is kept for validation.
 VALIDATION_SHARE = 0.05
+# The fewest examples that a block of validation draws.
+MIN_BLOCK = 4096
+# Sequence lengths drawn to choose the shape of batches.
+N_SAMPLED = 20_000
 
 
 def find_sources(data: DataSection, base: Path) -> list[TextSource]:
@@ -41,11 +45,8 @@ def find_sources(data: DataSection, base: Path) -> list[TextSource]:
 
 
 def cleaning_rules(data: DataSection) -> CleaningRules:
-    """Turn the recipe's `data.cleaning` into rules; an unknown rule is an error."""
-    try:
-        return CleaningRules(**data.cleaning)
-    except TypeError as error:
-        raise InputError(f"data.cleaning: {error}") from error
+    """Turn the recipe's `data.cleaning` into rules."""
+    return CleaningRules(**data.cleaning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,11 @@ class StreamPair:
     validation: BatchStream[Any] | None
     n_too_long: int
     n_examples: int
+
+    def describe(self) -> str:
+        """Say how many examples are used and how many are not."""
+        used = f"{self.n_examples:,} examples"
+        return used + (f", {self.n_too_long:,} too long" if self.n_too_long else "")
 
 
 def open_stream(
@@ -77,30 +83,30 @@ def open_stream(
     parts = [_split(unit, n_marks, data) for unit in units]
     kept = [(unit, part) for unit, part in zip(units, parts, strict=True) if len(part.training)]
     if not kept:
+        kind = "text" if objective.n_sides == 1 else "bitext"
         raise InputError(
-            f"no text of {objective.n_sides} side(s) for {objective.settings}",
-            fix="add a source of that kind, or raise data.max_length",
+            f"{objective.settings.kind}: no {kind} of at most {data.max_length} tokens an example",
+            fix=f"add a source of {kind}, or raise data.max_length",
         )
     shares = _shares([unit for unit, _ in kept], data.alpha)
-    tokens = objective.settings.batch_tokens
-    mean = float(np.average([part.mean_length for _, part in kept], weights=shares))
-    shape = BatchShape.fit(tokens, mean, data.max_length)
-    plan = BatchPlan(shape.tokens, shape.sequences, n_marks)
+    lengths = _sample_lengths([part for _, part in kept], shares, seed)
+    shape = BatchShape.fit(objective.settings.batch_tokens, lengths, data.max_length)
+    plan = BatchPlan(shape.budget, shape.sequences, n_marks)
     collate = objective.make_collate(marks, shape if fixed_shape else None)
 
-    def stream(name: str, stream_seed: int) -> BatchStream[Any] | None:
-        corpora = [
+    def choose(name: str) -> list[Corpus]:
+        return [
             Corpus(unit.key, unit.sides, getattr(part, name), share)
             for (unit, part), share in zip(kept, shares, strict=True)
             if len(getattr(part, name))
         ]
-        return BatchStream(corpora, plan, collate, stream_seed) if corpora else None
 
-    training = stream("training", seed)
-    assert training is not None
+    validation = choose("validation")
+    # A block of training would go through a small corpus many thousand times.
+    block_size = max(MIN_BLOCK, sum(map(len, validation)))
     return StreamPair(
-        training,
-        stream("validation", seed + 1),
+        BatchStream(choose("training"), plan, collate, seed),
+        BatchStream(validation, plan, collate, seed + 1, block_size) if validation else None,
         sum(part.n_too_long for part in parts),
         sum(len(part.training) for part in parts),
     )
@@ -120,15 +126,16 @@ class _Part:
     training: npt.NDArray[np.int64]
     validation: npt.NDArray[np.int64]
     n_too_long: int
-    mean_length: float
+    lengths: npt.NDArray[np.int64]
 
 
 def _expand(section: SourceSection, base: Path) -> list[TextSource]:
     patterns = [section.path] if isinstance(section.path, str) else section.path
-    if section.kind == "bitext" and len(patterns) == 2:  # noqa: PLR2004
-        groups = [tuple(_resolve(pattern, base)[0] for pattern in patterns)]
+    found = [_resolve(pattern, base) for pattern in patterns]
+    if section.kind == "bitext" and len(found) == 2 and _are_sides(section, found):
+        groups = list(zip(*found, strict=True))
     else:
-        groups = [(path,) for pattern in patterns for path in _resolve(pattern, base)]
+        groups = [(path,) for paths in found for path in paths]
     keep = None if section.include_tags is None else tuple(section.include_tags)
     return [
         TextSource(
@@ -136,6 +143,19 @@ def _expand(section: SourceSection, base: Path) -> list[TextSource]:
         )
         for group in groups
     ]
+
+
+def _are_sides(section: SourceSection, found: Sequence[Sequence[Path]]) -> bool:
+    """Tell two sides of a bitext, such as news.en and news.de, from two bitexts."""
+    if section.languages is None and languages_of([paths[0] for paths in found]) is None:
+        return False
+    if len(found[0]) != len(found[1]):
+        raise InputError(
+            f"{len(found[0])} files on one side, {len(found[1])} on the other",
+            file=section.path,
+            fix="correct the paths in data.sources",
+        )
+    return True
 
 
 def _resolve(pattern: str, base: Path) -> list[Path]:
@@ -186,20 +206,35 @@ def _units(
 
 
 def _split(unit: _Unit, n_marks: int, data: DataSection) -> _Part:
-    """Leave out what is too long, and keep the last examples for validation."""
+    """Leave out what is too long, and keep the last examples for validation.
+
+    They are chosen before any is left out: no objective trains on what another one validates.
+    """
     everything = np.arange(len(unit.sides[0]))
-    lengths = np.sum([store.lengths(everything) for store in unit.sides], axis=0) + n_marks
-    fits = np.flatnonzero(lengths <= data.max_length)
-    n_kept = min(data.validation_examples, int(VALIDATION_SHARE * len(fits)))
-    mean = float(lengths[fits].mean()) if len(fits) else 0.0
-    cut = len(fits) - n_kept
-    return _Part(fits[:cut], fits[cut:], len(everything) - len(fits), mean)
+    by_side = np.stack([store.lengths(everything) for store in unit.sides])
+    lengths = by_side.sum(axis=0) + n_marks
+    too_long, is_empty = lengths > data.max_length, by_side.min(axis=0) == 0
+    usable = np.flatnonzero(~too_long & ~is_empty)
+    n_kept = min(data.validation_examples, int(VALIDATION_SHARE * len(everything)))
+    in_training = usable < len(everything) - n_kept
+    training, validation = usable[in_training], usable[~in_training]
+    return _Part(training, validation, int(too_long.sum()), lengths[training])
+
+
+def _sample_lengths(
+    parts: Sequence[_Part], shares: Sequence[float], seed: int
+) -> npt.NDArray[np.int64]:
+    """Draw sequence lengths as the stream will: by share, then at random."""
+    generator = np.random.default_rng(seed)
+    counts = generator.multinomial(N_SAMPLED, np.asarray(shares) / np.sum(shares))
+    drawn = [generator.choice(part.lengths, n) for part, n in zip(parts, counts, strict=True) if n]
+    return generator.permutation(np.concatenate(drawn))
 
 
 def _shares(units: Sequence[_Unit], alpha: float) -> list[float]:
     """Share the languages by p ∝ N^α, and each language's part among its corpora by size."""
-    totals: Counter[str] = Counter()
+    totals: dict[str, float] = defaultdict(float)
     for unit in units:
-        totals[unit.key] += unit.size  # type: ignore[assignment]
+        totals[unit.key] += unit.size
     probabilities = language_probabilities(totals, alpha)
     return [probabilities[unit.key] * unit.size / totals[unit.key] for unit in units]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from calque.objectives import AnySettings
+from calque.text.cleaning import CleaningRules
+from calque.training.recipe_errors import describe_error, suggest
 from calque.types import InputError
 
 
@@ -23,7 +32,9 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
 )
 
 
@@ -69,6 +80,7 @@ class TokenizerSection(Section):
 class SourceSection(Section):
     """One or many files of text or bitext; `*` stands for anything in a path."""
 
+    # Two paths of bitext whose names end in two languages (news.en, news.de) are its two sides.
     path: str | list[str]
     kind: Literal["bitext", "text"]
     # "en-de" or "de"; by default read off the file name.
@@ -88,9 +100,24 @@ class DataSection(Section):
     hold_out: str | None = None
     alpha: float = Field(0.7, ge=0, le=1)
     max_length: int = Field(128, gt=8)
+    # Rules by name, such as max_chars: 600; those not named keep their defaults.
     cleaning: dict[str, Any] = {}
     # Examples of every corpus kept for validation.
     validation_examples: int = Field(200, ge=0)
+
+    @field_validator("cleaning")
+    @classmethod
+    def _rules_exist(cls, rules: dict[str, Any]) -> dict[str, Any]:
+        types = get_type_hints(CleaningRules)
+        for name, value in rules.items():
+            if name not in types:
+                raise ValueError(f"{name}: no such rule{suggest(name, types)}")
+            try:
+                TypeAdapter(types[name]).validate_python(value, strict=True)
+            except ValidationError as error:
+                raise ValueError(f"{name}: {error.errors()[0]['msg']}, got {value!r}") from error
+        CleaningRules(**rules)  # looks at rules that must fit together
+        return rules
 
 
 class OptimizerSection(Section):
@@ -110,13 +137,22 @@ class ScheduleSection(Section):
     kind: Literal["linear", "cosine", "constant"] = "linear"
     warmup: int = Field(10_000, ge=0)
 
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> ScheduleSection:
+        if self.warmup > self.steps:
+            raise ValueError(f"warmup={self.warmup} exceeds steps={self.steps}")
+        return self
+
 
 class EngineSection(Section):
-    """How a step is computed; none of this changes what is learnt beyond rounding."""
+    """How a step is computed; beyond rounding, only the micro-batches a step change what is learnt.
+
+    Those are `accumulation` times the number of processes.
+    """
 
     accumulation: int = Field(1, gt=0)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    compile: Literal["auto", "on", "off"] = "auto"
+    compile: bool | Literal["auto"] = "auto"
     distributed: Literal["ddp", "fsdp"] = "ddp"
     # Processes per trainer that build batches ahead; auto: 2 beside a GPU, none on a CPU.
     workers: int | Literal["auto"] = "auto"
@@ -131,7 +167,10 @@ class AverageSection(Section):
 
 
 class CheckpointSection(Section):
-    """When to save, and which weights the finished run gives."""
+    """When to save, and which weights the finished run gives.
+
+    With `final: best`, every validation that is better than all before is saved at once.
+    """
 
     every: int = Field(1000, gt=0)
     keep: int = Field(2, gt=0)
@@ -153,7 +192,7 @@ class Recipe(Section):
     """Everything that decides a training run."""
 
     name: str
-    seed: int = 1
+    seed: int = Field(1, ge=0)
     model: ModelSection = ModelSection()
     tokenizer: TokenizerSection = TokenizerSection()
     data: DataSection = DataSection()
@@ -165,6 +204,14 @@ class Recipe(Section):
     average: AverageSection = AverageSection()
     checkpoints: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()
+
+    @model_validator(mode="after")
+    def _one_final_model(self) -> Recipe:
+        if self.average.kind != "none" and self.checkpoints.final == "best":
+            raise ValueError(
+                f"average.kind={self.average.kind} and checkpoints.final=best exclude each other"
+            )
+        return self
 
     def fingerprint(self) -> str:
         """Identify everything that a resumed run must share with the run it resumes."""
@@ -180,7 +227,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe from a path or, by its bare name, from those that come with Calque."""
     path = find_recipe(name)
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # a safe loader
+        content = _parse_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
@@ -194,12 +241,16 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return check_recipe(content, path)
 
 
+def _parse_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)  # _Loader is a safe one
+
+
 def check_recipe(content: dict[str, Any], source: object) -> Recipe:
     """Validate a recipe's content; the first error becomes one line that names the key."""
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        raise InputError(describe_error(error), file=source) from error
+        raise InputError(describe_error(error, content, Recipe), file=source) from error
 
 
 def find_recipe(name: str | Path) -> Path:
@@ -208,8 +259,9 @@ def find_recipe(name: str | Path) -> Path:
     if path.is_file():
         return path
     bundled = bundled_recipes()
-    if path.name == str(name) and path.stem in bundled:
-        return bundled[path.stem]
+    bare = str(name).removesuffix(".yaml")
+    if bare in bundled:
+        return bundled[bare]
     raise InputError(
         "no such recipe", file=name, fix=f"give a path, or one of {', '.join(bundled)}"
     )
@@ -235,16 +287,21 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise InputError(f"--set {override}: not of the form key=value", fix="write a.b=c")
+    try:
+        value = _parse_yaml(text)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or str(error)
+        raise InputError(f"--set {override}: not valid YAML: {problem}") from error
     *path, last = key.split(".")
     place: Any = content
     for part in path:
         place = _descend(place, part, override)
     if isinstance(place, list):
-        place[_list_index(place, last, override)] = yaml.load(text, Loader=_Loader)
+        place[_list_index(place, last, override)] = value
     elif isinstance(place, dict):
-        place[last] = yaml.load(text, Loader=_Loader)
+        place[last] = value
     else:
-        raise InputError(f"--set {override}: nothing can be set there")
+        raise InputError(f"--set {override}: {path[-1]} holds a value, not keys")
 
 
 def _descend(place: Any, part: str, override: str) -> Any:
@@ -254,7 +311,7 @@ def _descend(place: Any, part: str, override: str) -> Any:
         if place.get(part) is None:
             place[part] = {}
         return place[part]
-    raise InputError(f"--set {override}: {part!r} does not lead anywhere")
+    raise InputError(f"--set {override}: nothing lies above {part!r}")
 
 
 def _list_index(place: list[Any], part: str, override: str) -> int:
@@ -264,28 +321,3 @@ def _list_index(place: list[Any], part: str, override: str) -> int:
             fix="count from 0",
         )
     return int(part)
-
-
-def describe_error(error: ValidationError) -> str:
-    """Say what is wrong with a recipe's first bad key, and what may have been meant."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        known = _known_keys(first["loc"])
-        close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-        return f"{place}: unknown key" + (f"; did you mean {close[0]}?" if close else "")
-    if first["type"] == "missing":
-        return f"{place}: this key is required"
-    return f"{place}: {first['msg']}, got {first.get('input')!r}"
-
-
-def _known_keys(location: Sequence[int | str]) -> list[str]:
-    """List the keys allowed where an unknown one was found."""
-    known = {key for kind in Section.__subclasses__() for key in kind.model_fields}
-    if len(location) == 1:
-        known = set(Recipe.model_fields)
-    if location[0] == "objectives":
-        from calque.objectives.base import ObjectiveSettings
-
-        known = {k for kind in ObjectiveSettings.__subclasses__() for k in kind.model_fields}
-    return sorted(known)

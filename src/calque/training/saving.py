@@ -1,4 +1,4 @@
-"""A run's state on disk: gathering it from all processes, putting it back, and the finished model."""
+"""A run's state on disk: gathered from all processes, put back, and the finished model."""
 
 from __future__ import annotations
 
@@ -7,117 +7,126 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 
 from calque.text.streams import Place
 from calque.training import checkpoints
+from calque.training.optimizer_state import flatten_optimizer, restore_optimizer
 from calque.types import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from calque.training.loop import Trainer
+    from calque.training.run import Run
 
 HEADS = "objectives."
 ENCODER = "encoder.model."
+FIXES = {
+    "recipe": "resume with the recipe.yaml in the run's folder, or train into another",
+    "text": "give the --prepared text of that run",
+    "micro-batches a step": "set engine.accumulation so that, times the processes, it is as before",
+}
 
 
-def save_run(trainer: Trainer) -> None:
+def save_run(run: Run) -> None:
     """Write a checkpoint; all processes take part in gathering it, the main one writes."""
-    tensors, scalars = checkpoints.flatten_optimizer(trainer.wrapped, trainer.optimizer)
-    trainer.places = furthest_places(trainer)
-    state = gather_weights(trainer)
-    if trainer.accelerator.is_main_process:
-        heads = {
-            HEADS + name: value for name, value in trainer.module.objectives.state_dict().items()
-        }
-        record = {
-            "recipe": trainer.recipe.fingerprint(),
-            "places": [place.to_dict() for place in trainer.places],
-        }
+    tensors, scalars = flatten_optimizer(run.wrapped, run.optimizer)
+    tensors |= run.average.tensors()
+    encoder, heads = gather_weights(run)
+    record = run.identity() | gather_progress(run)
+    if run.accelerator.is_main_process:
         checkpoints.write_checkpoint(
-            trainer.folder,
-            trainer.step,
-            lambda folder: trainer.encoder.save(folder, state=state),
-            tensors | trainer.average.tensors() | heads,
+            run.folder,
+            run.step,
+            lambda folder: run.encoder.save(folder, state=encoder),
+            tensors | heads,
             scalars | record,
-            trainer.recipe.checkpoints.keep,
-            trainer.average.pinned(trainer.folder, trainer.step),
+            run.recipe.checkpoints.keep,
+            run.average.pinned(run.folder),
         )
-        if trainer.best_score is not None:
-            checkpoints.mark_best(trainer.folder, trainer.step, trainer.best_score)
-    trainer.best_score = None
-    trainer.accelerator.wait_for_everyone()
+        if run.best_score is not None:
+            checkpoints.mark_best(run.folder, run.step, run.best_score)
+    run.best_score = None
+    run.accelerator.wait_for_everyone()
 
 
-def restore_run(trainer: Trainer) -> None:
+def restore_run(run: Run) -> None:
     """Go back to the newest checkpoint: weights, moments, averages, places in the streams."""
-    folder = checkpoints.find_latest(trainer.folder)
-    if folder is None:
-        raise InputError("no checkpoint to resume from", file=trainer.folder, fix="drop --resume")
+    folder = checkpoints.list_checkpoints(run.folder)[-1]
     tensors, scalars = checkpoints.read_training_state(folder)
-    if scalars["recipe"] != trainer.recipe.fingerprint():
-        raise InputError(
-            "this run was made with another recipe",
-            file=folder,
-            fix="resume with the recipe.yaml in the run's folder, or train into another",
-        )
-    load_weights(trainer, checkpoints.average_weights([folder]))
-    checkpoints.restore_optimizer(trainer.wrapped, trainer.optimizer, tensors, scalars)
-    trainer.average.restore(tensors)
-    heads = {k.removeprefix(HEADS): v for k, v in tensors.items() if k.startswith(HEADS)}
-    trainer.module.objectives.load_state_dict(heads)
-    trainer.step = scalars["step"]
-    trainer.places = [Place(**place) for place in scalars["places"]]
+    for name, value in run.identity().items():
+        if scalars.get(name, value) != value:
+            raise InputError(f"this run was made with another {name}", file=folder, fix=FIXES[name])
+    heads = {name: value for name, value in tensors.items() if name.startswith(HEADS)}
+    load_weights(run, checkpoints.average_weights([folder]), heads)
+    restore_optimizer(run.wrapped, run.optimizer, tensors, scalars)
+    run.average.restore(tensors, run.encoder)
+    run.step = scalars["step"]
+    run.places = [Place(**place) for place in scalars["places"]]
+    if run.accelerator.is_main_process:
+        run.watch.n_tokens = scalars.get("tokens", 0)
 
 
-def finish_run(trainer: Trainer) -> Path:
+def finish_run(run: Run) -> Path:
     """Write the finished model: the last, the best or the averaged weights."""
-    trainer.accelerator.wait_for_everyone()
-    settings = trainer.recipe.checkpoints
-    best = checkpoints.read_best(trainer.folder)
+    run.accelerator.wait_for_everyone()
+    settings = run.recipe.checkpoints
+    best = checkpoints.read_best(run.folder)
     if settings.final == "best" and best is not None:
-        folder = checkpoints.folder_of(trainer.folder, best[0])
-        load_weights(trainer, checkpoints.average_weights([folder]))
-    elif trainer.recipe.average.kind != "none":
-        trainer.average.apply(trainer.encoder, trainer.folder, prefix="model.")
-    state, out = gather_weights(trainer), trainer.folder / "model"
-    if trainer.accelerator.is_main_process:
+        load_weights(run, checkpoints.average_weights([checkpoints.folder_of(run.folder, best[0])]))
+    elif run.recipe.average.kind != "none":
+        load_weights(run, run.average.result(run.folder))
+    state, _ = gather_weights(run)
+    out = run.folder / "model"
+    if run.accelerator.is_main_process:
         dtype: torch.dtype = getattr(torch, settings.dtype)
-        trainer.encoder.save(out, state=state, dtype=dtype)
-    trainer.accelerator.wait_for_everyone()
+        checkpoints.write_folder(
+            out, lambda folder: run.encoder.save(folder, state=state, dtype=dtype)
+        )
+    run.accelerator.wait_for_everyone()
     return out
 
 
-def furthest_places(trainer: Trainer) -> list[Place]:
-    """Give the places after the last batch any process has taken: where a resumed run begins."""
-    everyone: list[list[dict[str, int]]] = gather_object(
-        [[place.to_dict() for place in trainer.places]]
-    )
-    return [
-        Place(**max(places, key=lambda place: place["count"]))
-        for places in zip(*everyone, strict=True)
-    ]
-
-
-def gather_weights(trainer: Trainer) -> dict[str, Tensor] | None:
-    """Collect sharded weights under Hugging Face's names; None where nothing is sharded."""
-    if trainer.recipe.engine.distributed != "fsdp":
-        return None
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole: dict[str, Any] = dict(get_model_state_dict(trainer.wrapped, options=options))
-    tied = set(getattr(trainer.encoder.model, "all_tied_weights_keys", None) or ())
+def gather_progress(run: Run) -> dict[str, Any]:
+    """Say where a resumed run begins: after the last batch that any process has taken."""
+    mine = {"places": [place.to_dict() for place in run.places], "tokens": run.watch.n_tokens}
+    everyone: list[dict[str, Any]] = gather_object([mine])
+    streams = zip(*(one["places"] for one in everyone), strict=True)
     return {
-        name.removeprefix(ENCODER): value
-        for name, value in whole.items()
-        if name.startswith(ENCODER) and name.removeprefix(ENCODER) not in tied
+        "places": [max(places, key=lambda place: place["count"]) for places in streams],
+        "tokens": sum(one["tokens"] for one in everyone),
     }
 
 
-def load_weights(trainer: Trainer, state: dict[str, Tensor]) -> None:
-    """Put saved weights into the model, sharded or not."""
-    from torch.distributed.checkpoint.state_dict import set_model_state_dict
+def gather_weights(run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Collect the encoder's weights under Hugging Face's names, and those of the objectives.
 
+    Where weights are sharded, every process must take part, and the main one gets them.
+    """
+    if run.accelerator.is_fsdp2:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        whole: dict[str, Any] = dict(get_model_state_dict(run.wrapped, options=options))
+    else:
+        whole = dict(run.module.state_dict())
+    tied = set(getattr(run.encoder.model, "all_tied_weights_keys", None) or ())
+    named = {
+        name.removeprefix(ENCODER): value
+        for name, value in whole.items()
+        if name.startswith(ENCODER)
+    }
+    encoder = {name: value for name, value in named.items() if name not in tied}
+    return encoder, {name: value for name, value in whole.items() if name.startswith(HEADS)}
+
+
+def load_weights(
+    run: Run, encoder: dict[str, Tensor], heads: dict[str, Tensor] | None = None
+) -> None:
+    """Put saved weights into the model, sharded or not."""
+    named: dict[str, Any] = {ENCODER + name: value for name, value in encoder.items()}
+    named |= heads or {}
     options = StateDictOptions(full_state_dict=True, strict=False)
-    named = {ENCODER + name: value for name, value in state.items()}
-    set_model_state_dict(trainer.wrapped, named, options=options)
+    set_model_state_dict(run.wrapped, named, options=options)

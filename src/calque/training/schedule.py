@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from calque.training.recipe import Recipe
 
 
 def rate_factor(
@@ -22,3 +27,13 @@ def rate_factor(
     if kind == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
     return 1 - progress
+
+
+def set_rate(optimizer: Optimizer, recipe: Recipe, step: int) -> float:
+    """Give an optimizer the learning rate of a step, counted from 1, and return it."""
+    schedule = recipe.schedule
+    factor = rate_factor(step, kind=schedule.kind, warmup=schedule.warmup, steps=schedule.steps)
+    rate = factor * recipe.optimizer.learning_rate
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    return rate

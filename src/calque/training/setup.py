@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,34 +11,46 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from calque.models.encoder import Encoder
-from calque.models.loading import build_model
+from calque.models.loading import build_model, find_folder
+from calque.text.files import write_atomically
 from calque.text.preparation import PreparedCorpus, open_prepared, prepare_corpora, read_hold_out
 from calque.text.tokenization import load_tokenizer
 from calque.text.tokenizer_training import train_on_sources
 from calque.training.data import cleaning_rules, find_sources
+from calque.training.processes import join_processes
 from calque.types import InputError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from accelerate.utils import FullyShardedDataParallelPlugin
     from transformers import PreTrainedTokenizerFast
 
     from calque.training.recipe import ModelSection, Recipe
 
 Say = Callable[[str], None]
+STAMP = "tokenizer_recipe.json"
 
 
 def prepare_text(
-    recipe: Recipe, base: Path, folder: Path, *, say: Say, n_workers: int | None = None
+    recipe: Recipe,
+    base: Path,
+    folder: Path,
+    *,
+    say: Say,
+    n_workers: int | None = None,
+    on_progress: Callable[[str, int], None] = lambda name, n_examples: None,
 ) -> list[PreparedCorpus]:
     """Read, clean and tokenise all that a recipe names; what is there already is kept.
 
-    `base` is the folder the recipe's relative paths start from.
+    `base` is the folder the recipe's relative paths start from. `on_progress` is told the
+    corpus and how many examples it has so far.
     """
     sources, rules = find_sources(recipe.data, base), cleaning_rules(recipe.data)
-    hold_out = read_hold_out(_beside(recipe.data.hold_out, base))
+    held_out = _beside(recipe.data.hold_out, base)
+    hold_out = read_hold_out(None if held_out is None else Path(held_out))
     tokenizer = find_tokenizer(recipe, folder)
     if tokenizer is None:
-        say(f"training a tokenizer of {recipe.tokenizer.vocab_size} entries")
+        say(f"training a tokenizer of {recipe.tokenizer.vocab_size:,} entries")
         tokenizer = train_on_sources(
             sources,
             rules,
@@ -49,6 +62,9 @@ def prepare_text(
             seed=recipe.seed,
         )
         tokenizer.save_pretrained(folder / "tokenizer")
+    folder.mkdir(parents=True, exist_ok=True)
+    with write_atomically(folder / STAMP) as stream:
+        stream.write(_stamp_tokenizer(recipe))
     corpora = prepare_corpora(
         sources,
         tokenizer,
@@ -56,7 +72,7 @@ def prepare_text(
         rules=rules,
         hold_out=hold_out,
         n_workers=n_workers or os.cpu_count() or 1,
-        on_progress=lambda name, n_examples: say(f"{name}: {n_examples} examples"),
+        on_progress=on_progress,
     )
     for corpus in corpora:
         say(f"{corpus.name}: {describe_cleaning(corpus)}")
@@ -71,12 +87,39 @@ def describe_cleaning(corpus: PreparedCorpus) -> str:
 
 
 def find_tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast | None:
-    """Load the tokenizer a recipe names, or that of the model it starts from, or one made before."""
-    name = recipe.tokenizer.path or recipe.model.start
-    if name is not None:
-        return load_tokenizer(name)
-    made = folder / "tokenizer"
-    return load_tokenizer(made) if (made / "tokenizer.json").exists() else None
+    """Load the tokenizer a recipe names, or its model's, or the one trained for it before."""
+    if recipe.tokenizer.path is not None:
+        return load_tokenizer(recipe.tokenizer.path)
+    if recipe.model.start is not None:
+        return load_tokenizer(find_folder(recipe.model.start))
+    made, stamp = folder / "tokenizer", folder / STAMP
+    if not (made / "tokenizer.json").exists():
+        return None
+    is_stale = stamp.exists() and stamp.read_text(encoding="utf-8") != _stamp_tokenizer(recipe)
+    return None if is_stale else load_tokenizer(made)
+
+
+def _stamp_tokenizer(recipe: Recipe) -> str:
+    """Write down what decides a trained tokenizer, so that a change of it is noticed."""
+    content = {
+        "seed": recipe.seed,
+        "tokenizer": recipe.tokenizer.model_dump(),
+        "sources": [source.model_dump(exclude={"weight"}) for source in recipe.data.sources],
+        "data": recipe.data.model_dump(include={"leave_out_languages", "hold_out", "cleaning"}),
+    }
+    return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+
+def anchor_paths(recipe: Recipe, base: Path) -> Recipe:
+    """Make the folders of a model and a tokenizer beside the recipe findable from anywhere."""
+    start = {"start": _beside(recipe.model.start, base)}
+    path = {"path": _beside(recipe.tokenizer.path, base)}
+    return recipe.model_copy(
+        update={
+            "model": recipe.model.model_copy(update=start),
+            "tokenizer": recipe.tokenizer.model_copy(update=path),
+        }
+    )
 
 
 def open_text(folder: Path) -> tuple[list[PreparedCorpus], PreTrainedTokenizerFast]:
@@ -88,11 +131,11 @@ def build_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder
     """Load the encoder to start from, or make one with weights drawn from the recipe's seed."""
     if recipe.model.start is not None:
         encoder = Encoder.load(recipe.model.start)
-        if len(encoder.tokenizer) != len(tokenizer):
+        if encoder.tokenizer.get_vocab() != tokenizer.get_vocab():
             raise InputError(
-                f"the text has {len(tokenizer)} kinds of tokens, the model {len(encoder.tokenizer)}",
+                "the text was prepared with another vocabulary than this model's",
                 file=recipe.model.start,
-                fix="prepare the text with this model's tokenizer",
+                fix="prepare the text again, without a tokenizer.path of its own",
             )
     else:
         with torch.random.fork_rng():
@@ -122,6 +165,7 @@ def make_config(model: ModelSection, tokenizer: PreTrainedTokenizerFast) -> Any:
         intermediate_size=model.intermediate,
         max_position_embeddings=model.positions + first,
         type_vocab_size=1 if shifted else 2,
+        layer_norm_eps=1e-5,  # as the published RoBERTa and XLM-R; 1e-12 vanishes in float16
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.cls_token_id,
         eos_token_id=tokenizer.sep_token_id,
@@ -130,23 +174,45 @@ def make_config(model: ModelSection, tokenizer: PreTrainedTokenizerFast) -> Any:
     )
 
 
-def make_accelerator(recipe: Recipe) -> Accelerator:
+def make_accelerator(recipe: Recipe, encoder: Encoder) -> Accelerator:
     """Set the engine up: one process or many, DDP or FSDP2, bf16 on a GPU that has it."""
     from accelerate import Accelerator
-    from accelerate.utils import FullyShardedDataParallelPlugin
 
-    plugin = None
-    if recipe.engine.distributed == "fsdp":
-        plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", reshard_after_forward=True
-        )
+    state = join_processes()
+    shards = recipe.engine.distributed == "fsdp" and state.num_processes > 1
     precision = recipe.engine.precision
     if precision == "auto":
-        precision = "bf16" if torch.cuda.is_available() else "fp32"
-    return Accelerator(
+        precision = "bf16" if state.device.type == "cuda" else "fp32"
+    accelerator = Accelerator(
         mixed_precision="bf16" if precision == "bf16" else "no",
-        cpu=not torch.cuda.is_available(),
-        fsdp_plugin=plugin,
+        cpu=state.device.type == "cpu",
+        fsdp_plugin=_plan_sharding(encoder, precision) if shards else None,
+    )
+    if shards and not accelerator.is_fsdp2:
+        raise InputError(
+            f"engine.distributed=fsdp shards nothing on {state.device.type}",
+            fix="set engine.distributed=ddp, or use GPUs",
+        )
+    return accelerator
+
+
+def _plan_sharding(encoder: Encoder, precision: str) -> FullyShardedDataParallelPlugin:
+    """Shard layer by layer; what is outside the layers is gathered for the whole step.
+
+    Weights travel and compute in bf16 where asked, but gradients are summed in float32.
+    """
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    layer = encoder.family.layers_of(encoder.model)[0]
+    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=[type(layer).__name__],
+        reshard_after_forward=True,
+        cpu_ram_efficient_loading=False,
+        mixed_precision_policy=bf16 if precision == "bf16" else None,
     )
 
 
@@ -167,7 +233,9 @@ def _set_dropout(encoder: Encoder, model: ModelSection) -> None:
             setattr(config, key, model.attention_dropout)
 
 
-def _beside(path: str | None, base: Path) -> Path | None:
+def _beside(path: str | None, base: Path) -> str | None:
+    """Find a path beside the recipe, or leave it: to the working directory, or as a hub name."""
     if path is None:
         return None
-    return base / path if (base / path).exists() else Path(path)
+    found = base / Path(path).expanduser()
+    return str(found.resolve()) if found.exists() else path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +32,18 @@ class TrainStep(nn.Module):
     def forward(
         self, batches: Sequence[Any]
     ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-        """Return the loss to follow and every objective's own."""
+        """Return the loss to follow and every objective's own; None for a batch leaves one out."""
         total: Tensor | None = None
         figures: dict[str, Tensor] = {}
         names = name_objectives(self.objectives)
         for name, objective, weight, batch in zip(
             names, self.objectives, self.weights, batches, strict=True
         ):
-            terms = objective(self.encoder, batch)
+            if batch is None:
+                continue
+            # Validation is rare: compiling it too would cost more than it saves.
+            compute = objective if self.training else objective.forward
+            terms = compute(self.encoder, batch)
             total = weight * terms.loss if total is None else total + weight * terms.loss
             figures[name] = terms.loss.detach()
             figures |= {f"{name}/{key}": value.detach() for key, value in terms.figures.items()}
@@ -52,7 +56,7 @@ class TrainStep(nn.Module):
             objective.compile(dynamic=False)
 
 
-def name_objectives(objectives: Sequence[Any] | nn.ModuleList) -> list[str]:
+def name_objectives(objectives: Iterable[Any]) -> list[str]:
     """Name objectives by their kind, numbered where one comes twice."""
     kinds = [objective.settings.kind for objective in objectives]
     return [
@@ -62,17 +66,21 @@ def name_objectives(objectives: Sequence[Any] | nn.ModuleList) -> list[str]:
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> int:
-    """Stop training the parameters whose names match; a pattern that matches none is an error."""
-    names = dict(module.named_parameters())
+    """Stop training the parameters whose names match; a pattern that matches none is an error.
+
+    Shared weights, such as embeddings that are also the output layer, go by either name.
+    """
+    names = dict(module.named_parameters(remove_duplicate=False))
     for pattern in patterns:
         matches = [name for name in names if fnmatchcase(name, pattern)]
         if not matches:
             raise InputError(
-                f"freeze: {pattern!r} matches no parameter", fix=f"names look like {next(iter(names))}"
+                f"freeze: {pattern!r} matches no parameter",
+                fix=f"names look like {next(iter(names))}, and * stands for anything",
             )
         for name in matches:
             names[name].requires_grad_(False)
-    return sum(parameter.numel() for parameter in names.values() if not parameter.requires_grad)
+    return sum(p.numel() for p in module.parameters() if not p.requires_grad)
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerSection) -> torch.optim.AdamW:

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
-from calque.text.streams import Place
+from calque.training.processes import average_figures
 
 if TYPE_CHECKING:
-    from calque.training.loop import Trainer
+    from torch import Tensor
+
+    from calque.training.run import Run
 
 
 @torch.no_grad()
-def validate(trainer: Trainer) -> dict[str, float]:
+def validate(run: Run) -> dict[str, float]:
     """Measure every objective's loss; without text kept aside there is nothing to measure."""
-    n_batches = trainer.recipe.checkpoints.validation_batches
-    figures: dict[str, float] = {}
-    trainer.module.eval()
-    for name, objective, pair in zip(
-        trainer.names, trainer.module.objectives, trainer.streams, strict=True
-    ):
-        if pair.validation is None:
-            continue
-        losses = []
-        for _, batch in islice(pair.validation.walk(Place(), lambda count: True), n_batches):
-            assert batch is not None
-            with trainer.accelerator.autocast():
-                terms = objective(trainer.encoder, batch.to(trainer.accelerator.device))
-            losses.append(terms.loss)
-        figures[f"loss/{name}"] = float(torch.stack(losses).mean())
-    trainer.module.train()
-    return figures
+    totals: dict[str, Tensor | float] = defaultdict(float)
+    run.wrapped.eval()
+    for batches in run.validation_batches:
+        on_device = [batch and batch.to(run.accelerator.device) for batch in batches]
+        with run.accelerator.autocast():
+            _, figures = run.wrapped(on_device)
+        for name, value in figures.items():
+            totals[f"loss/{name}"] += value / len(run.validation_batches)
+    run.wrapped.train()
+    if isinstance(run.wrapped, FSDPModule):
+        run.wrapped.reshard()  # with no backward pass to do it, the outermost part stays whole
+    return average_figures(run.accelerator, totals) if totals else {}

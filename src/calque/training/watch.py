@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import torch
+from accelerate.utils import gather_object
 
 from calque.types import InputError
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from torch import Tensor
-
-    from calque.text.streams import Place
 
 
 class Diverged(InputError):
@@ -28,39 +28,37 @@ class Watch:
     The verdicts stay on the device until `check` reads them; nothing is saved unchecked.
     """
 
-    def __init__(self) -> None:
-        self._notes: list[tuple[int, list[int], list[str], Tensor]] = []
-        self._n_tokens = 0
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator, self.n_tokens = accelerator, 0
+        self._names: list[str] = []
+        self._verdicts: list[Tensor] = []
 
-    def note(
-        self,
-        losses: Mapping[str, Tensor],
-        norm: Tensor,
-        step: int,
-        places: Sequence[Place],
-        n_tokens: int,
-    ) -> None:
-        """Remember whether this step's numbers are finite, and how many tokens it saw."""
-        values = torch.stack([*(v.detach() for v in losses.values()), norm.detach()]).isfinite()
-        batches = [place.count - 1 for place in places]
-        self._notes.append((step, batches, [*losses, "gradient"], values))
-        self._n_tokens += n_tokens
+    def note(self, step: int, values: Mapping[str, Tensor], batches: Mapping[str, int]) -> None:
+        """Remember whether numbers are finite, and which batch of its stream each came from."""
+        self._verdicts.append(torch.stack([v.detach().float() for v in values.values()]).isfinite())
+        for name in values:
+            number = batches.get(name.partition("/")[0])
+            place = "" if number is None else f", batch {number} of its stream"
+            self._names.append(f"{name} is not finite at step {step}{place}")
 
     def check(self) -> None:
-        """Stop the run if any number since the last check was not finite."""
-        notes, self._notes = self._notes, []
-        for step, batches, names, finite in notes:
-            if bool(finite.all()):
-                continue
-            bad = names[int((~finite).int().argmax())]
-            raise Diverged(
-                f"{bad} is not finite at step {step + 1} (batches {batches} of the streams)",
-                fix="lower the learning rate, or look at those batches",
-            )
+        """Stop the run, on all processes, if any number since the last check was not finite."""
+        names, verdicts = self._names, self._verdicts
+        self._names, self._verdicts = [], []
+        if not verdicts:
+            return
+        bad = ~torch.cat(verdicts)
+        if not self.accelerator.reduce(bad.sum().float(), reduction="sum"):
+            return
+        first = int(bad.int().argmax()) if bad.any() else len(names)
+        found: list[tuple[int, str]] = gather_object([(first, [*names, ""][first])])
+        raise Diverged(
+            min(found)[1], fix="lower optimizer.learning_rate, or look at the text of that batch"
+        )
 
     def take_tokens(self) -> int:
-        """Give the tokens seen since the last call."""
-        taken, self._n_tokens = self._n_tokens, 0
+        """Give the tokens this process has seen since the last call."""
+        taken, self.n_tokens = self.n_tokens, 0
         return taken
 
 

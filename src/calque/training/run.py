@@ -1,0 +1,120 @@
+"""The parts of one run: recipe, text, encoder, objectives, engine, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calque.objectives import build_objective
+from calque.objectives.base import Marks
+from calque.text.streams import Place, load_batches, seed_of
+from calque.training.averaging import WeightAverage
+from calque.training.data import open_stream
+from calque.training.setup import build_encoder, make_accelerator, open_text
+from calque.training.step import TrainStep, build_optimizer, freeze, name_objectives
+from calque.training.watch import Watch
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    from calque.training.recipe import Recipe
+
+    Loaders = list[Iterator[tuple[Place, Any]]]
+
+
+class Run:
+    """One run of one recipe.
+
+    `module` computes a step, and `wrapped` is the same spread over the processes.
+    """
+
+    def __init__(self, recipe: Recipe, text: Path, folder: Path) -> None:
+        prepared, tokenizer = open_text(text)
+        self.recipe, self.folder = recipe, folder
+        self.encoder = build_encoder(recipe, tokenizer)
+        self.accelerator = make_accelerator(recipe, self.encoder)
+        objectives = [build_objective(settings) for settings in recipe.objectives]
+        self.names = name_objectives(objectives)
+        self.module = TrainStep(self.encoder, objectives).train()
+        freeze(self.module, recipe.freeze)
+        self.module.to(self.accelerator.device)
+        self.streams = [
+            open_stream(
+                objective,
+                prepared,
+                text,
+                recipe.data,
+                Marks.of(tokenizer),
+                seed=seed_of(recipe.seed, number),
+                fixed_shape=self.compiles,
+            )
+            for number, objective in enumerate(objectives)
+        ]
+        if recipe.checkpoints.final == "best" and not any(pair.validation for pair in self.streams):
+            raise InputError(
+                "checkpoints.final=best, but no text is kept for validation",
+                fix="raise data.validation_examples, give more text, or take the last",
+            )
+        self.text = [[*corpus.languages, *corpus.n_tokens] for corpus in prepared]
+        self.average = WeightAverage(recipe)
+        self.wrapped, self.optimizer = self.accelerator.prepare(
+            self.module, build_optimizer(self.module, recipe.optimizer)
+        )
+        self.step, self.places = 0, [Place() for _ in objectives]
+        self.watch = Watch(self.accelerator)
+        self.best_score: float | None = None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether there is no GPU to wait for."""
+        return bool(self.accelerator.device.type == "cpu")
+
+    @property
+    def compiles(self) -> bool:
+        """Whether steps are compiled: on a GPU unless the recipe says otherwise."""
+        wish = self.recipe.engine.compile
+        return not self.on_cpu if wish == "auto" else wish
+
+    def compile_step(self) -> None:
+        """Make steps fast where `compiles` says so; the first ones then take a minute."""
+        if self.compiles:
+            # FSDP gathers a layer's weights when that layer is called, so its layers stay whole.
+            self.encoder.fuses = not self.accelerator.is_fsdp2 and self.encoder.can_fuse
+            self.module.compile_objectives()
+
+    @property
+    def n_micro(self) -> int:
+        """Count the micro-batches of a step, those of all processes together."""
+        return self.recipe.engine.accumulation * int(self.accelerator.num_processes)
+
+    @cached_property
+    def validation_batches(self) -> list[list[Any]]:
+        """Batches of all objectives, None for one without text; none at all if none has any."""
+        streams = [pair.validation for pair in self.streams]
+        walks = [stream and stream.walk(Place(), lambda number: True) for stream in streams]
+        n_batches = self.recipe.checkpoints.validation_batches if any(walks) else 0
+        return [[walk and next(walk)[1] for walk in walks] for _ in range(n_batches)]
+
+    def identity(self) -> dict[str, Any]:
+        """Give what a resumed run must share with the run it resumes, each with its name."""
+        return {
+            "recipe": self.recipe.fingerprint(),
+            "text": self.text,
+            "micro-batches a step": self.n_micro,
+        }
+
+    def _open_loaders(self) -> Loaders:
+        """Open every stream at its place; this process gets its share of the batches."""
+        workers = self.recipe.engine.workers
+        return [
+            load_batches(
+                pair.training,
+                place=place,
+                rank=self.accelerator.process_index,
+                n_ranks=self.accelerator.num_processes,
+                n_workers=(0 if self.on_cpu else 2) if workers == "auto" else workers,
+                pin_memory=not self.on_cpu,
+            )
+            for pair, place in zip(self.streams, self.places, strict=True)
+        ]

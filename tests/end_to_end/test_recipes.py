@@ -1,0 +1,242 @@
+"""Every bundled recipe, made tiny, from real sentences to a model, through the command line."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from calque.cli import run
+from calque.training.recipe import bundled_recipes
+from calque.training.telemetry import read_metrics
+
+DATA = Path(__file__).parents[1] / "data"
+DEMO = Path(str(resources.files("calque"))) / "data" / "demo.tsv"
+
+TINY = {
+    "model.layers": 2,
+    "model.hidden": 48,
+    "model.heads": 2,
+    "model.intermediate": 96,
+    "model.positions": 128,
+    "tokenizer.vocab_size": 600,
+    "data.max_length": 96,
+    "data.validation_examples": 5,
+    "objectives.0.batch_tokens": 1536,
+    "optimizer.learning_rate": "4e-3",
+    "schedule.steps": 24,
+    "schedule.warmup": 4,
+    "checkpoints.every": 20,
+    "checkpoints.validate_every": 12,
+    "checkpoints.validation_batches": 1,
+    "telemetry.every": 4,
+}
+PAIRED = {"objectives.1.batch_tokens": 1536}
+CHANGES: dict[str, dict[str, Any]] = {
+    "xlm": {},
+    "xlm-tlm": PAIRED,
+    "calque-mini": PAIRED | {"data.hold_out": DEMO},
+}
+
+
+def options(changes: dict[str, Any]) -> list[str]:
+    return [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.fixture(autouse=True)
+def _folder_with_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory as the recipes describe it: bitext/en-de.tsv.xz, text/de.txt.xz."""
+    (tmp_path / "bitext").mkdir()
+    (tmp_path / "text").mkdir()
+    for file in sorted(DATA.glob("en-*.tsv")):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        with lzma.open(tmp_path / "bitext" / f"{file.name}.xz", "wt", encoding="utf-8") as out:
+            out.writelines(f"{line}\n" for line in lines)
+        language = file.stem.partition("-")[2]
+        with lzma.open(tmp_path / "text" / f"{language}.txt.xz", "wt", encoding="utf-8") as out:
+            out.writelines(line.split("\t")[1] + "\n" for line in lines)
+    monkeypatch.chdir(tmp_path)
+
+
+def read_losses(folder: str) -> dict[str, list[float]]:
+    rows = [row for row in read_metrics(Path(folder) / "metrics.jsonl") if row["kind"] == "train"]
+    names = [name for name in rows[0] if name.startswith("loss/")]
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def assert_learns(folder: str, n_objectives: int) -> None:
+    losses = read_losses(folder)
+    assert len(losses) == n_objectives
+    for name, values in losses.items():
+        assert len(values) == 6
+        assert values[-1] < values[0] - 0.5, name
+
+
+def test_every_bundled_recipe_is_tested() -> None:
+    assert CHANGES.keys() == bundled_recipes().keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_recipe_trains_from_text_to_model(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+
+    assert run(["train", name, *options(TINY | CHANGES[name])]) == 0
+    told = capfd.readouterr().err
+    assert "training a tokenizer of 600 entries" in told
+    assert f"runs/{name}/model: the finished model" in told
+    assert_learns(f"runs/{name}", 1 if name == "xlm" else 2)
+    model, tokenizer = f"runs/{name}/model", AutoTokenizer.from_pretrained(f"runs/{name}/model")
+    loaded, found = AutoModelForMaskedLM.from_pretrained(model, output_loading_info=True)
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]
+    dtype = "float16" if name == "calque-mini" else "float32"
+    assert json.loads(Path(model, "config.json").read_text())["dtype"] == dtype
+    encoded = tokenizer("Das Gerücht könnte wahr sein.", return_tensors="pt")
+    assert loaded(**encoded).logits.isfinite().all()
+    AutoModel.from_pretrained(model)
+    Path("lines.txt").write_text("Das Gerücht könnte wahr sein.\nHe walked quietly.\n")
+    assert run(["embed", "lines.txt", "-o", "v.npy", "--model", model, "--device", "cpu"]) == 0
+    assert np.load("v.npy").shape == (2, 48)
+
+
+def test_text_is_prepared_once_for_many_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    changes = options(TINY | PAIRED | {"schedule.steps": 8})
+    assert run(["prepare", "xlm-tlm", "-o", "prepared", "--workers", "2", *changes]) == 0
+    first = capfd.readouterr().err
+    assert "prepared: 2 corpora, 53 examples, " in first
+    before = {path: path.stat().st_mtime_ns for path in Path("prepared").rglob("*.npy")}
+    assert run(["prepare", "xlm-tlm", "-o", "prepared", *changes]) == 0
+    again = capfd.readouterr().err
+    assert "training a tokenizer" in first
+    assert "training a tokenizer" not in again
+    assert before == {path: path.stat().st_mtime_ns for path in Path("prepared").rglob("*.npy")}
+    for folder in ("a", "b"):
+        command = ["train", "xlm-tlm", "-o", folder, "--prepared", "prepared", *changes]
+        assert run(command) == 0
+        assert not Path(folder, "text").exists()
+    assert read_losses("a") == read_losses("b")
+
+
+def test_another_vocabulary_size_trains_another_tokenizer(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for size in (600, 500):
+        changes = options(TINY | PAIRED | {"tokenizer.vocab_size": size})
+        assert run(["prepare", "xlm-tlm", "-o", "prepared", "--workers", "1", *changes]) == 0
+        assert f"training a tokenizer of {size} entries" in capfd.readouterr().err
+        content = json.loads(Path("prepared/tokenizer/tokenizer.json").read_text("utf-8"))
+        assert len(content["model"]["vocab"]) <= size
+
+
+def test_paths_are_found_beside_the_recipe_and_here(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start, a tokenizer and text beside the recipe; more text in the working directory."""
+    beside, here = tmp_path / "recipes", tmp_path / "here"
+    here.mkdir()
+    (tmp_path / "bitext").rename(here / "bitext")
+    beside.mkdir()
+    (beside / "start").symlink_to(tiny_folder)
+    (beside / "de.txt").write_text("Das Gerücht könnte wahr sein.\n" * 3, encoding="utf-8")
+    (beside / "mine.yaml").write_text(
+        "name: mine\n"
+        "model: {start: start}\n"
+        "tokenizer: {path: start}\n"
+        "data:\n"
+        "  sources:\n"
+        "    - {path: de.txt, kind: text}\n"
+        "    - {path: 'bitext/*', kind: bitext}\n"
+        "objectives: [{kind: masked_lm, batch_tokens: 512}]\n"
+        "schedule: {steps: 2, warmup: 0}\n"
+    )
+    monkeypatch.chdir(here)
+    assert run(["train", "../recipes/mine.yaml", "-o", "run"]) == 0
+    corpora = json.loads(Path("run/text/prepared.json").read_text())["corpora"]
+    assert [name.partition(".")[0] for name in corpora] == ["de", "en-de", "en-ja"]
+    assert json.loads(Path("run/model/config.json").read_text())["num_hidden_layers"] == 4
+    # From elsewhere, and without its sources, a run goes on by the recipe it wrote down.
+    monkeypatch.chdir(tmp_path)
+    (here / "bitext").rename(here / "gone")
+    assert run(["train", "here/run/recipe.yaml", "-o", "here/run", "--resume"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "nope"], "nope: no such recipe (give a path, or one of calque-mini, xlm"),
+        (
+            ["train", "xlm", "--set", "schedule.stepz=1"],
+            "schedule.stepz: unknown key; did you mean",
+        ),
+        (["train", "xlm", "--resume"], "runs/xlm: no checkpoint to resume from (drop --resume)"),
+        (["train", "xlm", "--prepared", "bitext"], "bitext: not a folder of prepared text"),
+        (["train", "xlm", "--set", "data.sources.0.path=no/*.xz"], "no/*.xz: no such file"),
+        (["train", "xlm", "--set", "data.sources=[]"], "the recipe names no text"),
+        (["prepare", "xlm", "-o", "x", "--set", "model.start=./no/x"], "./no/x: no such folder"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(
+    arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("calque: error: ")
+    assert message in line
+    assert not Path("runs/xlm/model").exists()
+
+
+def test_a_used_run_is_refused_before_any_work(capfd: pytest.CaptureFixture[str]) -> None:
+    changes = options(TINY | {"schedule.steps": 2, "schedule.warmup": 0})
+    assert run(["train", "xlm", *changes]) == 0
+    capfd.readouterr()
+    assert run(["train", "xlm", *changes]) == 2
+    assert "runs/xlm: this folder holds a run (give --resume or" in capfd.readouterr().err
+    assert run(["train", "xlm", *changes, "--resume", "--set", "seed=5"]) == 2
+    assert "this run was made with another recipe" in capfd.readouterr().err
+    assert run(["train", "xlm", *changes, "--resume"]) == 0
+
+
+def find_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.slow
+def test_under_torchrun_one_process_prepares_and_all_train() -> None:
+    changes = options(TINY | PAIRED | {"schedule.steps": 4, "telemetry.every": 1})
+    launcher = ["torch.distributed.run", "--nproc_per_node", "2"]
+    launcher += ["--master_port", str(find_port())]
+    command = ["-m", *launcher, "-m", "calque", "train", "xlm-tlm", "-o", "two", *changes]
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for line in ("training a tokenizer", "two/model: the finished model", "step 4/4 "):
+        assert done.stderr.count(line) == 1, done.stderr
+    assert [row["step"] for row in read_metrics(Path("two/metrics.jsonl"))][:4] == [1, 2, 3, 4]

@@ -1,0 +1,83 @@
+"""A tiny recipe and real text prepared for it: a run of a few steps takes about a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from calque.training.recipe import Recipe, apply_override, check_recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+MakeRecipe = Callable[..., Recipe]
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "model": {
+        "layers": 2,
+        "hidden": 32,
+        "heads": 2,
+        "intermediate": 64,
+        "positions": 64,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+    },
+    "data": {"max_length": 64, "validation_examples": 3},
+    "objectives": [
+        {"kind": "masked_lm", "batch_tokens": 512},
+        {"kind": "translation_lm", "batch_tokens": 512, "weight": 0.5},
+    ],
+    "optimizer": {"learning_rate": 3e-3},
+    "schedule": {"steps": 8, "warmup": 2},
+    "checkpoints": {"every": 3, "validate_every": 4, "validation_batches": 2},
+    "telemetry": {"every": 1},
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny matrices are slower on several threads, far slower where others use the cores."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe() -> MakeRecipe:
+    """Make the tiny recipe with changes such as `schedule.steps=4`."""
+
+    def make(*changes: str) -> Recipe:
+        content = deepcopy(TINY)
+        for change in changes:
+            apply_override(content, change)
+        return check_recipe(content, "the tiny recipe")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_text(
+    demo_rows: list[tuple[str, str, str]],
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The demo's sentences as prepared bitext, one corpus a language."""
+    from calque.text.cleaning import CleaningRules
+    from calque.text.preparation import TextSource, prepare_corpora
+
+    files, folder = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("text")
+    sources = []
+    for language in dict.fromkeys(row[0] for row in demo_rows):
+        lines = [f"{english}\t{text}\n" for code, english, text in demo_rows if code == language]
+        file = files / f"en-{language}.tsv"
+        file.write_text("".join(lines), encoding="utf-8")
+        sources.append(TextSource((file,), ("en", language)))
+    prepare_corpora(sources, tiny_tokenizer, folder, rules=CleaningRules())
+    return folder

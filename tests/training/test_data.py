@@ -1,0 +1,210 @@
+"""From files to streams: which text is found, shared out, left out and kept for validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from calque.objectives import build_objective
+from calque.objectives.base import Marks
+from calque.text.cleaning import CleaningRules
+from calque.text.preparation import PreparedCorpus, TextSource, prepare_corpora
+from calque.text.streams import Place
+from calque.training.data import StreamPair, find_sources, open_stream
+from calque.training.recipe import DataSection, Recipe, SourceSection
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+MakeRecipe = Callable[..., Recipe]
+
+
+@pytest.fixture(scope="module")
+def corpora(
+    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[PreparedCorpus]]:
+    """Numbered sentences: en-de 100 pairs twice (weights 1 and 3), en-fr 40 pairs, 25 Finnish."""
+    files, folder = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("prepared")
+    sizes = {"en-de": 100, "more.en-de": 100, "en-fr": 40}
+    for name, size in sizes.items():
+        lines = [
+            f"one {name} {k} {'long ' * 60 if k % 10 == 9 else ''}\tzwei {name} {k}\n"
+            for k in range(size)
+        ]
+        (files / f"{name}.tsv").write_text("".join(lines))
+    (files / "fi.txt").write_text("".join(f"kolme {k}\n" for k in range(25)))
+    sources = [
+        TextSource((files / "en-de.tsv",), ("en", "de")),
+        TextSource((files / "more.en-de.tsv",), ("en", "de"), weight=3.0),
+        TextSource((files / "en-fr.tsv",), ("en", "fr")),
+        TextSource((files / "fi.txt",), ("fi",)),
+    ]
+    rules = CleaningRules(max_ratio=None, check_scripts=False, max_nonletters=None)
+    return folder, prepare_corpora(sources, tiny_tokenizer, folder, rules=rules)
+
+
+@pytest.fixture
+def open_pair(
+    corpora: tuple[Path, list[PreparedCorpus]],
+    tiny_recipe: MakeRecipe,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> Callable[..., StreamPair]:
+    """Open the stream of the tiny recipe's first (MLM) or second (TLM) objective."""
+
+    def open_one(which: int, *changes: str) -> StreamPair:
+        recipe = tiny_recipe("data.validation_examples=3", "data.max_length=40", *changes)
+        return open_stream(
+            build_objective(recipe.objectives[which]),
+            corpora[1],
+            corpora[0],
+            recipe.data,
+            Marks.of(tiny_tokenizer),
+            seed=3,
+            fixed_shape=False,
+        )
+
+    return open_one
+
+
+def shares_of(pair: StreamPair) -> list[tuple[str, float]]:
+    return [(corpus.name, corpus.share) for corpus in pair.training.corpora]
+
+
+def test_pairs_are_shared_by_language_then_by_corpus(open_pair: Callable[..., StreamPair]) -> None:
+    # en-de counts 100 + 3·100, en-fr 40; with α = 0.5 they get 20 and √40.
+    total = 20 + 40**0.5
+    expected = [("en-de", 5 / total), ("en-de", 15 / total), ("en-fr", 40**0.5 / total)]
+    found = shares_of(open_pair(1, "data.alpha=0.5"))
+    assert [name for name, _ in found] == [name for name, _ in expected]
+    assert [share for _, share in found] == pytest.approx([share for _, share in expected])
+
+
+def test_sentences_come_from_text_and_from_both_sides(
+    open_pair: Callable[..., StreamPair],
+) -> None:
+    found = shares_of(open_pair(0, "data.alpha=1.0"))
+    sizes = [("en", 100), ("de", 100), ("en", 300), ("de", 300), ("en", 40), ("fr", 40), ("fi", 25)]
+    assert [name for name, _ in found] == [name for name, _ in sizes]
+    total = sum(size for _, size in sizes)
+    assert [share for _, share in found] == pytest.approx([size / total for _, size in sizes])
+
+
+def test_a_stream_draws_by_its_shares(open_pair: Callable[..., StreamPair]) -> None:
+    pair = open_pair(1, "data.alpha=0.0", "data.leave_out_languages=[]")
+    corpora, _ = pair.training.sampler.block(0)
+    counts = np.bincount(corpora) / len(corpora)
+    assert counts == pytest.approx([1 / 8, 3 / 8, 1 / 2], abs=1e-3)
+
+
+def test_languages_are_left_out_with_their_pairs(open_pair: Callable[..., StreamPair]) -> None:
+    pair = open_pair(0, "data.leave_out_languages=[fr]")
+    assert {name for name, _ in shares_of(pair)} == {"en", "de", "fi"}
+    pair = open_pair(1, "data.leave_out_languages=[fr]")
+    assert {name for name, _ in shares_of(pair)} == {"en-de"}
+    with pytest.raises(InputError, match="translation_lm: no bitext of at most 40 tokens"):
+        open_pair(1, "data.leave_out_languages=[en]")
+
+
+def test_what_is_too_long_is_counted(open_pair: Callable[..., StreamPair]) -> None:
+    # One English sentence in ten is too long.
+    pair = open_pair(0)
+    assert pair.n_too_long == 10 + 10 + 4
+    assert pair.describe() == f"{pair.n_examples:,} examples, 24 too long"
+    assert open_pair(0, "data.max_length=256").n_too_long == 0
+    assert ", " not in open_pair(0, "data.max_length=256").describe()
+    with pytest.raises(InputError, match="masked_lm: no text of at most 9 tokens an example"):
+        open_pair(0, "data.max_length=9", "data.leave_out_languages=[en, fi]")
+
+
+def test_no_objective_trains_on_what_any_validates(open_pair: Callable[..., StreamPair]) -> None:
+    pairs = [open_pair(which, "data.validation_examples=4") for which in (0, 1)]
+    trained: dict[str, set[int]] = {}
+    validated: dict[str, set[int]] = {}
+    for pair in pairs:
+        assert pair.validation is not None
+        for stream, seen in ((pair.training, trained), (pair.validation, validated)):
+            for corpus in stream.corpora:
+                for store in corpus.sides:
+                    key = str(store.ids.filename).rpartition("/")[0]  # type: ignore[attr-defined]
+                    seen.setdefault(key, set()).update(corpus.index.tolist())
+    assert len(validated) == 4
+    assert all(trained[key].isdisjoint(validated[key]) for key in validated)
+    assert sorted(map(len, validated.values())) == [1, 2, 4, 4]
+
+
+def test_validation_is_the_same_every_time(open_pair: Callable[..., StreamPair]) -> None:
+    def read(pair: StreamPair) -> list[list[int]]:
+        assert pair.validation is not None
+        walk = pair.validation.walk(Place(), lambda number: True)
+        return [batch.tokens.ids.tolist() for _, batch in islice(walk, 3) if batch is not None]
+
+    assert read(open_pair(1)) == read(open_pair(1))
+    assert open_pair(1, "data.validation_examples=0").validation is None
+
+
+def find(tmp_path: Path, *sections: dict[str, object], **data: object) -> list[TextSource]:
+    sources = [SourceSection.model_validate(section) for section in sections]
+    return find_sources(DataSection(sources=sources, **data), tmp_path / "recipes")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files beside a recipe, and others in the working directory."""
+    for name in ("recipes/en-de.tsv", "recipes/en-fr.tsv.gz", "work/en-fi.tsv", "work/de.txt.xz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("a.en", "a.de", "b.en", "b.de", "en-de.tsv"):
+        (tmp_path / "work" / name).touch()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+def test_paths_are_tried_beside_the_recipe_then_here(folder: Path) -> None:
+    first, second = find(
+        folder, {"path": "en-de.tsv", "kind": "bitext"}, {"path": "en-fi.tsv", "kind": "bitext"}
+    )
+    assert first.paths == (folder / "recipes/en-de.tsv",)
+    assert (second.paths, second.languages) == ((Path("en-fi.tsv"),), ("en", "fi"))
+    with pytest.raises(InputError, match=r"^sv\.txt: no such file"):
+        find(folder, {"path": "sv.txt", "kind": "text"})
+
+
+def test_a_star_names_many_files(folder: Path) -> None:
+    found = find(folder, {"path": "en-*", "kind": "bitext", "weight": 2.0, "include_tags": ["a"]})
+    assert [source.languages for source in found] == [("en", "de"), ("en", "fr")]
+    assert {(source.weight, source.keep_tags) for source in found} == {(2.0, ("a",))}
+    found = find(folder, {"path": "en-*", "kind": "bitext"}, leave_out_languages=["fr"])
+    assert [source.languages for source in found] == [("en", "de")]
+    with pytest.raises(InputError, match="the recipe names no text"):
+        find(folder, {"path": "en-*", "kind": "bitext"}, leave_out_languages=["en"])
+    with pytest.raises(InputError, match="the recipe names no text"):
+        find(folder)
+
+
+def test_two_sides_and_two_bitexts_are_told_apart(folder: Path) -> None:
+    (moses,) = find(folder, {"path": ["a.en", "a.de"], "kind": "bitext"})
+    assert (moses.paths, moses.languages) == ((Path("a.en"), Path("a.de")), ("en", "de"))
+    many = find(folder, {"path": ["?.en", "?.de"], "kind": "bitext"})
+    assert [source.paths for source in many] == [
+        (Path("a.en"), Path("a.de")),
+        (Path("b.en"), Path("b.de")),
+    ]
+    two = find(folder, {"path": ["en-de.tsv", "en-fi.tsv"], "kind": "bitext"})
+    assert [source.languages for source in two] == [("en", "de"), ("en", "fi")]
+    with pytest.raises(InputError, match="2 files on one side, 1 on the other"):
+        find(folder, {"path": ["?.en", "a.de"], "kind": "bitext"})
+
+
+def test_languages_come_from_the_name_or_the_recipe(folder: Path) -> None:
+    (text,) = find(folder, {"path": "de.txt.xz", "kind": "text"})
+    assert text.languages == ("de",)
+    (named,) = find(folder, {"path": "a.en", "kind": "bitext", "languages": "sw-yo"})
+    assert named.languages == ("sw", "yo")
+    with pytest.raises(InputError, match=r"a\.en: cannot tell the languages.*languages: en-de"):
+        find(folder, {"path": "a.en", "kind": "bitext"})

@@ -1,0 +1,168 @@
+"""Getting ready: tokenizers found or trained, encoders built as the recipe says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from calque.models.encoder import Encoder
+from calque.text.tokenization import encode_sentences
+from calque.tools.embedder import embed_sentences
+from calque.training.loop import train
+from calque.training.processes import main_process_first
+from calque.training.recipe import Recipe
+from calque.training.setup import (
+    anchor_paths,
+    build_encoder,
+    describe_cleaning,
+    find_tokenizer,
+    open_text,
+    prepare_text,
+)
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+MakeRecipe = Callable[..., Recipe]
+
+
+@pytest.mark.parametrize("architecture", ["xlm-roberta", "roberta", "bert", "modernbert"])
+def test_every_architecture_trains_and_reads_a_whole_window(
+    architecture: str, tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForMaskedLM
+
+    recipe = tiny_recipe(f"model.architecture={architecture}", "schedule.steps=3")
+    model = train(recipe, tiny_text, tmp_path)
+    loaded = AutoModelForMaskedLM.from_pretrained(model)
+    assert loaded.config.model_type == architecture
+    encoder = Encoder.load(model)
+    assert encoder.max_tokens == recipe.model.positions
+    words = "Tom " * 200
+    assert len(encode_sentences(encoder.tokenizer, [words])[0]) > recipe.model.positions
+    assert embed_sentences(encoder, [words, "Tom"]).shape == (2, recipe.model.hidden)
+
+
+def dropouts(encoder: Encoder, in_attention: bool) -> set[float]:
+    return {
+        module.p
+        for name, module in encoder.model.named_modules()
+        if isinstance(module, torch.nn.Dropout)
+        and name.endswith("attention.self.dropout") == in_attention
+    }
+
+
+def test_dropout_is_that_of_the_recipe(
+    tiny_recipe: MakeRecipe, tiny_tokenizer: PreTrainedTokenizerFast, tiny_folder: Path
+) -> None:
+    changes = ("model.dropout=0.3", "model.attention_dropout=0.2")
+    for start in ((), (f"model.start={tiny_folder}",)):
+        encoder = build_encoder(tiny_recipe(*changes, *start), tiny_tokenizer)
+        assert dropouts(encoder, in_attention=False) == {0.3}
+        assert dropouts(encoder, in_attention=True) == {0.2}
+        assert encoder.model.config.hidden_dropout_prob == 0.3
+        assert encoder.model.config.attention_probs_dropout_prob == 0.2
+
+
+def test_weights_depend_on_the_seed_alone(
+    tiny_recipe: MakeRecipe, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    state = torch.get_rng_state()
+    first, again, other = (
+        build_encoder(tiny_recipe(f"seed={seed}"), tiny_tokenizer).model.state_dict()
+        for seed in (4, 4, 5)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_model_brings_its_tokenizer(
+    tiny_recipe: MakeRecipe, tiny_folder: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    for change in (f"model.start={tiny_folder}", f"tokenizer.path={tiny_folder}"):
+        found = find_tokenizer(tiny_recipe(change), Path("nowhere"))
+        assert found is not None
+        assert found.get_vocab() == tiny_tokenizer.get_vocab()
+    assert find_tokenizer(tiny_recipe(), Path("nowhere")) is None
+
+
+def test_paths_beside_the_recipe_are_anchored(
+    tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    recipe = tiny_recipe("model.start=model", "tokenizer.path=some/hub-name")
+    anchored = anchor_paths(recipe, tmp_path)
+    assert anchored.model.start == str(tmp_path / "model")
+    assert anchored.tokenizer.path == "some/hub-name"
+    assert anchor_paths(tiny_recipe(), tmp_path) == tiny_recipe()
+    monkeypatch.chdir(tmp_path)
+    assert anchor_paths(recipe, tmp_path / "elsewhere").model.start == "model"
+
+
+def write_sources(folder: Path) -> None:
+    lines = [f"The number is {k}.\tDie Zahl ist {k}.\n" for k in range(60)]
+    (folder / "en-de.tsv").write_text("".join([*lines, "\tleer\n", lines[0]]))
+
+
+def test_text_is_prepared_and_told(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    write_sources(tmp_path)
+    source = "data.sources=[{path: en-de.tsv, kind: bitext}]"
+    recipe = tiny_recipe(source, "tokenizer.vocab_size=80")
+    said: list[str] = []
+    progress: list[tuple[str, int]] = []
+    (corpus,) = prepare_text(
+        recipe,
+        tmp_path,
+        tmp_path / "text",
+        say=said.append,
+        n_workers=1,
+        on_progress=lambda name, n_examples: progress.append((name, n_examples)),
+    )
+    assert said[0] == "training a tokenizer of 80 entries"
+    assert said[1] == f"{corpus.name}: {describe_cleaning(corpus)}"
+    assert "60 of 62 examples kept; dropped: " in said[1]
+    assert progress == [(corpus.name, 60)]
+    (opened,), tokenizer = open_text(tmp_path / "text")
+    assert opened == corpus
+    assert len(tokenizer) <= 80
+
+
+def test_a_tokenizer_is_trained_again_when_its_recipe_changes(
+    tiny_recipe: MakeRecipe, tiny_folder: Path, tmp_path: Path
+) -> None:
+    write_sources(tmp_path)
+    folder = tmp_path / "text"
+
+    def is_trained(*changes: str) -> bool:
+        source = "data.sources=[{path: en-de.tsv, kind: bitext}]"
+        recipe, said = tiny_recipe(source, "tokenizer.vocab_size=80", *changes), list[str]()
+        prepare_text(recipe, tmp_path, folder, say=said.append, n_workers=1)
+        return said[0].startswith("training a tokenizer")
+
+    assert is_trained()
+    assert not is_trained()
+    assert not is_trained("data.sources.0.weight=2.0", "data.alpha=0.2", "schedule.steps=9")
+    assert is_trained("tokenizer.vocab_size=70")
+    assert is_trained("data.cleaning.max_chars=18")
+    assert not is_trained(f"tokenizer.path={tiny_folder}")
+    assert is_trained()
+
+
+def test_a_missing_hold_out_is_named(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    write_sources(tmp_path)
+    source = "data.sources=[{path: en-de.tsv, kind: bitext}]"
+    recipe = tiny_recipe(source, "data.hold_out=no.tsv")
+    with pytest.raises(InputError, match=r"no\.tsv"):
+        prepare_text(recipe, tmp_path, tmp_path / "text", say=print, n_workers=1)
+    assert not (tmp_path / "text").exists()
+
+
+def test_alone_a_process_is_the_main_one() -> None:
+    with main_process_first() as is_main:
+        assert is_main
