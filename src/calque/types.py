@@ -125,3 +125,5 @@ class Score:
     n_items: int
     layer: int | None = None
     seed: int | None = None
+    # How the vectors were treated, where a task knows several ways: raw, centered, neutral.
+    variant: str | None = None

@@ -11,13 +11,13 @@ import torch
 from calque.models.encoder import Encoder
 from calque.tools import embedder
 from calque.tools.embedder import (
-    EmbedReport,
     center_by_language,
     embed_blocks,
     embed_layers,
     embed_sentences,
     normalize_rows,
 )
+from calque.tools.windows import EmbedReport
 from calque.types import InputError
 
 Row = tuple[str, str, str]
@@ -154,6 +154,16 @@ def test_blocks_bound_sentences_and_characters(
     assert [block.report.n_sentences for block in blocks] == [3, 1, 2]
     total = sum((block.report for block in blocks), EmbedReport())
     assert total.n_sentences == 6
+
+
+@pytest.mark.gpu
+def test_half_precision_on_a_gpu(tiny_folder: Path, sentences: list[str]) -> None:
+    exact = embed_sentences(Encoder.load(tiny_folder), sentences)
+    half = embed_sentences(
+        Encoder.load(tiny_folder, device="cuda", dtype=torch.bfloat16), sentences
+    )
+    cosines = (normalize_rows(exact) * normalize_rows(half)).sum(axis=1)
+    assert cosines.min() > 0.999
 
 
 def test_a_lone_string_is_an_error(tiny_encoder: Encoder) -> None:

@@ -11,12 +11,18 @@ from calque.cli.demo import demo
 from calque.cli.embed import embed
 from calque.cli.evaluate import evaluate
 from calque.cli.models import models
+from calque.cli.neutralize import neutralize
+from calque.cli.prepare import prepare
+from calque.cli.train import train
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "embed": embed,
     "evaluate": evaluate,
     "models": models,
+    "neutralize": neutralize,
+    "prepare": prepare,
+    "train": train,
 }
 
 

@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
     from calque.api import Model
 
-CAPTION = (
-    "An illustration, not a benchmark: the sentences are of the kind the embedded model was "
-    "trained on, though these pairs were held out."
-)
+CAPTION = """\
+An illustration, not a benchmark: the embedded model was trained on sentences
+of this kind, though not on these pairs."""
 HINTS = """\
 Next:
   calque embed FILE -o vectors.npy       one vector a line of your own text
@@ -44,7 +43,7 @@ def demo(
     model: Annotated[
         str | None, typer.Option(help="A model folder or hub name; else the embedded model.")
     ] = None,
-    examples: Annotated[int, typer.Option(min=0, help="How many to show of each language.")] = 3,
+    examples: Annotated[int, typer.Option(min=0, help="How many to show of each language.")] = 2,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
     """Find translations among 200 real sentences.
@@ -60,7 +59,7 @@ def demo(
     if examples:
         console.print(_tabulate_examples(findings, examples))
     console.print(_tabulate_accuracy(findings))
-    console.print(HINTS, highlight=False, soft_wrap=True)
+    console.print(CAPTION, "", HINTS, sep="\n", highlight=False, soft_wrap=True)
 
 
 def read_pairs() -> list[list[str]]:
@@ -70,12 +69,11 @@ def read_pairs() -> list[list[str]]:
 
 
 def find_translations(model: Model, pairs: list[list[str]]) -> list[Finding]:
-    """Look for each sentence among the English of all languages, each language centred."""
+    """Look for each sentence among the English of all languages."""
     from calque.tasks.metrics import find_nearest
 
     languages, english, sentences = zip(*pairs, strict=True)
-    queries = model.embed(sentences, languages=languages)
-    candidates = model.embed(english, languages=["en"] * len(english))
+    queries, candidates = model.embed(sentences), model.embed(english)
     return [
         Finding(language, sentence, translation, english[index])
         for language, sentence, translation, index in zip(
@@ -85,9 +83,13 @@ def find_translations(model: Model, pairs: list[list[str]]) -> list[Finding]:
 
 
 def _tabulate_examples(findings: list[Finding], n_examples: int) -> Table:
+    from rich import box
     from rich.table import Table
 
-    table = Table("", "sentence", "found among 200 English sentences", "", show_lines=False)
+    table = Table("", box=box.SIMPLE_HEAD)
+    table.add_column("sentence", overflow="fold")
+    table.add_column(f"found among {len(findings)} English sentences", overflow="fold")
+    table.add_column("")
     for language in dict.fromkeys(finding.language for finding in findings):
         mine = [finding for finding in findings if finding.language == language]
         for finding in mine[:: max(1, len(mine) // n_examples)][:n_examples]:
@@ -98,10 +100,11 @@ def _tabulate_examples(findings: list[Finding], n_examples: int) -> Table:
 
 
 def _tabulate_accuracy(findings: list[Finding]) -> Table:
+    from rich import box
     from rich.table import Table
 
     languages = list(dict.fromkeys(finding.language for finding in findings))
-    table = Table(*languages, "all", title="translations found (%)", caption=CAPTION)
+    table = Table(*languages, "all", box=box.SIMPLE_HEAD, title="translations found (%)")
     groups = [[f for f in findings if f.language == language] for language in languages]
     rates = [sum(f.is_right for f in group) / len(group) for group in [*groups, findings]]
     table.add_row(*(f"{100 * rate:.0f}" for rate in rates))

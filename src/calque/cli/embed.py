@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from calque.text.files import SkippedLines
-    from calque.tools.embedder import EmbedReport
+    from calque.tools.windows import EmbedReport
 
 
 def embed(
@@ -33,6 +33,9 @@ def embed(
     layer: Annotated[
         int | None, typer.Option(help="0 is the embedding, -1 the last; else the model's best.")
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Leave the model's neutral space, if it has one, alone.")
+    ] = False,
     center: Annotated[
         bool, typer.Option("--center", help="Subtract the file's mean: one language a file.")
     ] = False,
@@ -64,6 +67,7 @@ def embed(
             _read_lines(file, skipped),
             output,
             layer=layer,
+            raw=raw,
             center=center,
             normalize=normalize,
             on_block=stack.enter_context(show_progress("embedding", n_lines)),

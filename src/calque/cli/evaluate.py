@@ -32,6 +32,9 @@ def evaluate(
     center: Annotated[
         bool, typer.Option("--center", help="Subtract each language's mean vector first.")
     ] = False,
+    neutral: Annotated[
+        bool, typer.Option("--neutral", help="Score what `embed` gives, in the neutral space.")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="RESULTS.jsonl", help="One score a line."),
@@ -47,7 +50,10 @@ def evaluate(
 
     asked, numbers = find_tasks(tasks), _parse_layers(layers)
     names = None if languages is None else [name.strip() for name in languages.split(",")]
-    options = {"data": data, "languages": names, "layers": numbers, "center": center}
+    if neutral and (center or numbers is not None):
+        raise InputError("--neutral has its own layer", fix="drop --layers and --center")
+    options: dict[str, object] = {"data": data, "languages": names, "layers": numbers}
+    options |= {"center": center, "neutral": neutral}
     with nullcontext() if output is None else write_atomically(output) as stream:
         scores: list[Score] = []
         for model in dict.fromkeys(models):
@@ -57,6 +63,8 @@ def evaluate(
     for task in asked:
         mine = [score for score in scores if score.task == task]
         Console().print(tabulate_languages(mine), tabulate_layers(mine))
+    if numbers is None and not neutral:
+        print("The layer shown by language is the best on this test: fix it with --layers N.")
     if output is not None:
         print(f"{output}: {len(scores):,} scores", file=sys.stderr)
 

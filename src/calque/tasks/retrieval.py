@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,19 +35,23 @@ def score_tatoeba(
     languages: Sequence[str] | None = None,
     layers: Sequence[int] | None = None,
     center: bool = False,
+    neutral: bool = False,
     on_language: Callable[[str], None] | None = None,
 ) -> list[Score]:
     """Score retrieval both ways by cosine of mean-pooled states, per language and layer.
 
     With `center`, the mean of each side is subtracted first: it uses the test sentences, but
-    not which of them belong together. Rows of language "mean" average over the languages.
+    not which of them belong together. With `neutral`, vectors are what `embed` gives: the
+    model's own layer and neutral space. Rows of language "mean" average over the languages.
     """
-    numbers = range(encoder.n_layers + 1) if layers is None else layers
-    numbers = [encoder.check_layer(number) for number in numbers]
+    numbers, finish = _choose_layers(encoder, layers, neutral)
+    variant = "neutral" if neutral else "centered" if center else "raw"
+    finish = _center if center else finish
     tests = {short_name(name): read_test(data, name) for name in languages or find_languages(data)}
     scores: list[Score] = []
     for language, (src, eng) in tests.items():
-        scores += _score_pair(encoder, src, eng, numbers, (model, language), center)
+        found = _score_pair(encoder, src, eng, numbers, (model, language), finish)
+        scores += [replace(score, variant=variant) for score in found]
         if on_language is not None:
             on_language(language)
     return [*scores, *average_languages(scores)]
@@ -96,6 +101,7 @@ def average_languages(scores: Iterable[Score]) -> list[Score]:
             value=float(np.mean([score.value for score in group])),
             n_items=sum(score.n_items for score in group),
             layer=layer,
+            variant=group[0].variant,
         )
         for (model, layer, metric), group in groups.items()
     ]
@@ -107,15 +113,26 @@ def _score_pair(
     eng: list[str],
     layers: Sequence[int],
     names: tuple[str, str],
-    center: bool,
+    finish: Callable[[Vectors], Vectors],
 ) -> Iterator[Score]:
     src_vectors, eng_vectors = (embed_layers(encoder, side, layers) for side in (src, eng))
     for layer in layers:
         sides = src_vectors[layer], eng_vectors[layer]
-        values = retrieval_accuracy(*(map(_center, sides) if center else sides))
+        values = retrieval_accuracy(*map(finish, sides))
         for metric, value in zip(METRICS, values, strict=True):
             model, language = names
             yield Score(model, TASK, language, metric, value, len(src), layer)
+
+
+def _choose_layers(
+    encoder: Encoder, layers: Sequence[int] | None, neutral: bool
+) -> tuple[list[int], Callable[[Vectors], Vectors]]:
+    if neutral:
+        if encoder.neutral is None:
+            raise InputError("this model has no neutral space", fix="run `calque neutralize`")
+        return [encoder.neutral.layer], encoder.neutral.apply
+    numbers = range(encoder.n_layers + 1) if layers is None else layers
+    return [encoder.check_layer(number) for number in numbers], lambda vectors: vectors
 
 
 def _center(vectors: Vectors) -> Vectors:

@@ -1,0 +1,1 @@
+"""What people use aligned models for: one verb a file."""

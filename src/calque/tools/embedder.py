@@ -14,7 +14,7 @@ import torch
 
 from calque.models.pooling import pool_sentences
 from calque.text.batching import Ragged, add_marks, bucket_batches, pack
-from calque.text.tokenization import encode_sentences
+from calque.tools.windows import EmbedReport, Windows, cut_windows, join_windows, marks_of
 from calque.types import InputError
 
 if TYPE_CHECKING:
@@ -34,38 +34,10 @@ BATCH_TOKENS = {"cpu": 1024, "cuda": 1 << 16}
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedReport:
-    """What was embedded: `n_long` sentences exceeded the model and took `n_windows` windows."""
-
-    n_sentences: int = 0
-    n_empty: int = 0
-    n_long: int = 0
-    n_windows: int = 0
-
-    def __add__(self, other: EmbedReport) -> EmbedReport:
-        return EmbedReport(
-            self.n_sentences + other.n_sentences,
-            self.n_empty + other.n_empty,
-            self.n_long + other.n_long,
-            self.n_windows + other.n_windows,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class EmbeddedBlock:
     """The vectors of some consecutive sentences, by layer, and what was met on the way."""
 
     vectors: dict[int, Vectors]
-    report: EmbedReport
-
-
-@dataclass(frozen=True, slots=True)
-class _Windows:
-    """Token sequences that fit the model, and the sentence each is a part of."""
-
-    ids: list[npt.NDArray[np.int64]]
-    owners: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
     report: EmbedReport
 
 
@@ -74,20 +46,33 @@ def embed_sentences(
     sentences: Iterable[str],
     *,
     layer: int | None = None,
+    raw: bool = False,
     languages: Sequence[str] | None = None,
     normalize: bool = False,
     batch_tokens: int | None = None,
 ) -> Vectors:
-    """Embed sentences at one layer, by default the encoder's best for retrieval.
+    """Embed sentences, by default at the encoder's best layer and in its neutral space.
 
-    With `languages`, one for each sentence, every language's mean is subtracted. Sentences
-    longer than the model are embedded in windows, so nothing is cut off; an empty one is zero.
+    The neutral space (see `NeutralSpace`) is left alone with `raw`, and whenever a layer is
+    asked for by number. With `languages`, one for each sentence, every language's mean is
+    subtracted. Sentences longer than the model are embedded in windows, so nothing is cut off;
+    an empty one is zero.
     """
-    number = encoder.check_layer(encoder.retrieval_layer if layer is None else layer)
-    vectors = embed_layers(encoder, sentences, [number], batch_tokens=batch_tokens)[number]
+    number, finish = choose_output(encoder, layer, raw)
+    vectors = finish(embed_layers(encoder, sentences, [number], batch_tokens=batch_tokens)[number])
     if languages is not None:
         vectors = center_by_language(vectors, languages)
     return normalize_rows(vectors) if normalize else vectors
+
+
+def choose_output(
+    encoder: Encoder, layer: int | None, raw: bool
+) -> tuple[int, Callable[[Vectors], Vectors]]:
+    """Choose the layer to embed at and what is done to its vectors."""
+    if layer is None and encoder.neutral is not None and not raw:
+        return encoder.neutral.layer, encoder.neutral.apply
+    number = encoder.check_layer(encoder.retrieval_layer if layer is None else layer)
+    return number, lambda vectors: vectors
 
 
 def embed_layers(
@@ -120,10 +105,10 @@ def embed_blocks(
     numbers = [encoder.check_layer(layer) for layer in layers]
     budget = batch_tokens or BATCH_TOKENS.get(_device_of(encoder).type, BATCH_TOKENS["cpu"])
     for block in _cut_blocks(sentences):
-        windows = _cut_windows(encoder, block)
+        windows = cut_windows(encoder, block)
         pooled = _pool_windows(encoder, windows, numbers, budget)
         vectors = {
-            number: _join_windows(windows, rows, len(block))
+            number: join_windows(windows, rows, len(block))
             for number, rows in zip(numbers, pooled, strict=True)
         }
         yield EmbeddedBlock(vectors, windows.report)
@@ -171,31 +156,11 @@ def _cut_blocks(sentences: Iterable[str]) -> Iterator[list[str]]:
         yield block
 
 
-def _cut_windows(encoder: Encoder, sentences: list[str]) -> _Windows:
-    """Tokenise sentences; a long one becomes consecutive windows of even size."""
-    room = encoder.max_tokens - sum(mark is not None for mark in _marks_of(encoder))
-    pieces, owners, n_long, n_empty = [], [], 0, 0
-    # A tokenizer file may carry limits, and calling a tokenizer leaves them behind.
-    encoder.tokenizer.backend_tokenizer.no_truncation()
-    encoder.tokenizer.backend_tokenizer.no_padding()
-    texts = ["" if sentence.isspace() else sentence for sentence in sentences]
-    for number, ids in enumerate(encode_sentences(encoder.tokenizer, texts)):
-        cuts = np.array_split(ids, -(-len(ids) // room)) if len(ids) > room else [ids]
-        n_long, n_empty = n_long + (len(cuts) > 1), n_empty + (len(ids) == 0)
-        if len(ids):
-            pieces += cuts
-            owners += [number] * len(cuts)
-    n_extra = len(pieces) + n_empty - len(sentences)
-    report = EmbedReport(len(sentences), n_empty, n_long, n_extra + n_long)
-    lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
-    return _Windows(pieces, np.array(owners, dtype=np.int64), lengths, report)
-
-
 def _pool_windows(
-    encoder: Encoder, windows: _Windows, layers: Sequence[int], budget: int
+    encoder: Encoder, windows: Windows, layers: Sequence[int], budget: int
 ) -> list[Tensor]:
     """Run the encoder on batches of similar length and average each window's own tokens."""
-    device, marks = _device_of(encoder), _marks_of(encoder)
+    device, marks = _device_of(encoder), marks_of(encoder)
     size = (len(windows.ids), encoder.hidden_size)
     pooled = [torch.empty(size, dtype=torch.float32, device=device) for _ in layers]
 
@@ -239,20 +204,6 @@ def _keep_text(
     ones = np.ones(int(lengths.sum()), dtype=np.int64)
     first, last = (None if mark is None else 0 for mark in marks)
     return add_marks(Ragged(ones, lengths), first, last).ids.astype(np.bool_)
-
-
-def _join_windows(windows: _Windows, pooled: Tensor, n_sentences: int) -> Vectors:
-    """Average the windows of each sentence, weighted by their tokens; no window gives zero."""
-    n_tokens = np.bincount(windows.owners, windows.lengths, minlength=n_sentences)
-    weights = (windows.lengths / n_tokens[windows.owners]).astype(np.float32)
-    rows = pooled.cpu() * torch.from_numpy(weights)[:, None]
-    joined = torch.zeros(n_sentences, rows.shape[1])
-    result: Vectors = joined.index_add_(0, torch.from_numpy(windows.owners), rows).numpy()
-    return result
-
-
-def _marks_of(encoder: Encoder) -> tuple[int | None, int | None]:
-    return encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id
 
 
 def _device_of(encoder: Encoder) -> torch.device:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from calque.text.files import write_atomically
-from calque.tools.embedder import EmbedReport, embed_blocks, normalize_rows
+from calque.tools.embedder import choose_output, embed_blocks, normalize_rows
+from calque.tools.windows import EmbedReport
 from calque.types import InputError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def write_vectors(
     path: Path,
     *,
     layer: int | None = None,
+    raw: bool = False,
     center: bool = False,
     normalize: bool = False,
     on_block: Callable[[int], None] | None = None,
@@ -65,12 +67,12 @@ def write_vectors(
     With `center` the mean of all vectors is subtracted, which takes a second pass over the file.
     """
     check_output(path)
-    number = encoder.check_layer(encoder.retrieval_layer if layer is None else layer)
+    number, finish = choose_output(encoder, layer, raw)
     report = EmbedReport()
     with write_atomically(path, binary=True) as stream:
         array = GrowingArray(stream, encoder.hidden_size)
         for block in embed_blocks(encoder, sentences, [number]):
-            vectors = block.vectors[number]
+            vectors = finish(block.vectors[number])
             array.append(normalize_rows(vectors) if normalize and not center else vectors)
             report += block.report
             if on_block is not None:

@@ -1,0 +1,106 @@
+"""What every command shares: help, exit codes, errors of one line, quiet pipes."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from calque.cli import app, run
+from calque.types import InputError
+
+HEAVY = {"numpy", "rich", "torch", "transformers"}
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {name} " in shown for name in app.COMMANDS)
+    for name in app.COMMANDS:
+        assert run([name, "--help"]) == 0
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; from calque.cli import run; run(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Commands:" in done.stdout
+    assert HEAVY.isdisjoint(done.stdout.splitlines()[-1].split())
+
+
+def test_help_takes_little_time() -> None:
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "calque", "--help"], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 0.3
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("calque 0.")
+
+
+@pytest.mark.parametrize("arguments", [["nope"], ["embed"], ["embed", "--nope"]])
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    assert "Error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (
+            InputError("bad", file="a.txt", line=3, fix="mend it"),
+            2,
+            "error: a.txt, line 3: bad (mend it)",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_errors_are_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    line: str,
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setitem(app.COMMANDS, "models", fail)
+    assert run(["models"]) == code
+    captured = capsys.readouterr()
+    assert captured.err == f"calque: {line}\n"
+    assert captured.out == ""
+
+
+def test_defects_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(app.COMMANDS, "models", fail)
+    with pytest.raises(ZeroDivisionError):
+        run(["models"])
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = [sys.executable, "-m", "calque", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert process.wait() == 1
+
+
+def test_exit_codes_reach_the_shell() -> None:
+    command = [sys.executable, "-m", "calque", "embed", "nothing.txt", "-o", "vectors.txt"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line == "calque: error: vectors.txt: vectors are written as .npy (try vectors.npy)"

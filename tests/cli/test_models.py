@@ -1,0 +1,43 @@
+"""`calque models`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from calque.cli import run
+from calque.cli.models import describe_model
+from calque.models import loading
+
+
+def test_no_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(loading, "embedded_models", dict)
+    assert run(["models"]) == 0
+    assert "No model is embedded" in capsys.readouterr().out
+
+
+def test_the_table(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loading, "embedded_models", lambda: {"tiny": tiny_folder})
+    assert run(["models"]) == 0
+    shown = capsys.readouterr().out
+    assert "1,500" in shown
+    assert f"tiny: {tiny_folder}\n" in shown
+
+
+def test_languages_and_scores_come_from_the_configuration(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    assert describe_model(folder)[1:] == ["4", "64", "1,500", "–", "–"]
+    (folder / "README.md").write_text("# A card\n")
+    assert describe_model(folder)[4:] == ["see README.md", "see README.md"]
+    config = json.loads((folder / "config.json").read_text())
+    config["calque"] = {"languages": ["de", "fr"], "scores": {"tatoeba": 0.4567}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert describe_model(folder)[4:] == ["de fr", "tatoeba 0.457"]

@@ -1,0 +1,65 @@
+"""The public face: import calque; calque.load(); model.embed([...])."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import calque
+from calque.models import loading
+
+
+def test_load_and_embed(tiny_folder: Path) -> None:
+    model = calque.load(tiny_folder, device="cpu")
+    vectors = model.embed(["Guten Morgen!", "Good morning!"])
+    assert isinstance(vectors, np.ndarray)
+    assert vectors.shape == (2, 64)
+    assert model.folder == tiny_folder
+    assert (model.embed(["Hello."], layer=1) != model.embed(["Hello."], layer=2)).any()
+
+
+def test_load_reads_a_string_too(tiny_folder: Path) -> None:
+    model = calque.load(str(tiny_folder))
+    assert isinstance(model, calque.Model)
+    assert not model.training
+
+
+def test_without_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calque.api.embedded_models", dict)
+    for name in (None, loading.EMBEDDED):
+        with pytest.raises(calque.InputError, match="calque-mini is not in this installation"):
+            calque.load(name)
+
+
+@pytest.mark.skipif(not loading.embedded_models(), reason="no model is embedded yet")
+def test_the_embedded_model_is_the_default() -> None:
+    model = calque.load(device="cpu")
+    vectors = model.embed(["Guten Morgen!", "Good morning!"], normalize=True)
+    assert model.folder == loading.embedded_models()[loading.EMBEDDED]
+    assert vectors[0] @ vectors[1] > 0.3
+
+
+@pytest.mark.parametrize("device", ["toaster", "cuda:99"])
+def test_unknown_device(tiny_folder: Path, device: str) -> None:
+    with pytest.raises(calque.InputError, match=f"device '{device}' cannot be used"):
+        calque.load(tiny_folder, device=device)
+
+
+def test_public_names() -> None:
+    assert calque.__version__[0].isdigit()
+    assert set(dir(calque)) == set(calque.__all__)
+    assert all(hasattr(calque, name) for name in calque.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = calque.nothing
+
+
+def test_looking_around_imports_no_torch() -> None:
+    code = (
+        "import calque, sys; calque.__version__; calque.InputError; print('torch' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
