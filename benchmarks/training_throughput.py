@@ -90,14 +90,13 @@ def measure_matmul() -> float:
 
 
 def measure_calque(
-    text: Path, shape: str, *, dropout: float, fuses: bool, tokens: int | None, n_steps: int, profile: bool
+    text: Path, shape: str, dropout: float, *, tokens: int | None, n_steps: int, profile: bool
 ) -> dict[str, Any]:
     """Time whole training steps, batches built by the usual workers."""
     widen_vocabulary(SHAPES[shape][4])
     with tempfile.TemporaryDirectory() as folder:
         trainer = loop.Trainer(make_recipe(shape, dropout, tokens), text, Path(folder))
-        trainer.encoder.fuses = fuses
-        trainer.module.compile_objectives()
+        trainer.compile_step()
         loaders = trainer._open_loaders()
         started = time.perf_counter()
         for _ in range(6):
@@ -120,7 +119,6 @@ def measure_calque(
         "who": "calque",
         "shape": shape,
         "dropout": dropout,
-        "fused": fuses,
         "batch_tokens": tokens or SHAPES[shape][5],
         "tokens_per_second": round(speed),
         "tflops": round(speed * flops / 1e12, 1),
@@ -151,8 +149,8 @@ def show_profile(trainer: Any, loaders: Any) -> None:
     total = sum(row.self_device_time_total for row in rows)
     print(f"device time of a step: {total / 3000:.2f} ms")
     for row in rows[:26]:
-        share = row.self_device_time_total / total
-        print(f"{share:6.1%} {row.self_device_time_total / 3000:8.3f} ms {row.count // 3:5d} {row.key[:110]}")
+        own = row.self_device_time_total
+        print(f"{own / total:6.1%} {own / 3000:8.3f} ms {row.count // 3:5d} {row.key[:100]}")
 
 
 def measure_trainer(text: Path, shape: str, *, compiled: bool, n_steps: int) -> dict[str, Any]:
@@ -212,7 +210,7 @@ def peer_rows(text: Path, prepared: Any, tokenizer: Any) -> list[dict[str, Any]]
     rows = []
     for corpus in prepared:
         src, tgt = (TokenStore.open(text / corpus.name / f"side{side}") for side in (0, 1))
-        for k in range(min(4000, len(src))):
+        for k in range(min(1000, len(src))):
             a = src.ids[src.offsets[k] : src.offsets[k + 1]].tolist()
             b = tgt.ids[tgt.offsets[k] : tgt.offsets[k + 1]].tolist()
             pair = [0, *a, 2, 2, *b, 2]
@@ -253,10 +251,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("text", type=Path)
     parser.add_argument("--shapes", default="small,base")
-    parser.add_argument("--variants", default="0.1:1,0.1:0,0:1", help="dropout:fused pairs")
+    parser.add_argument("--dropouts", default="0.1,0")
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--peer-compiled", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -264,15 +263,13 @@ def main() -> None:
     print(f"matmul 8192^3 bf16: {rate / 1e12:.0f} TFLOP/s", flush=True)
     rows: list[dict[str, Any]] = []
     for shape in options.shapes.split(","):
-        for number, variant in enumerate(options.variants.split(",")):
-            dropout, fuses = variant.split(":")
+        for number, dropout in enumerate(options.dropouts.split(",")):
             torch.cuda.reset_peak_memory_stats()
             torch._dynamo.reset()
             row = measure_calque(
                 options.text,
                 shape,
-                dropout=float(dropout),
-                fuses=fuses == "1",
+                float(dropout),
                 tokens=options.tokens,
                 n_steps=options.steps,
                 profile=options.profile and number == 0,
@@ -281,7 +278,7 @@ def main() -> None:
             rows.append(row)
             print(json.dumps(row), flush=True)
         if options.peer:
-            for compiled in (False, True):
+            for compiled in (False, True) if options.peer_compiled else (False,):
                 torch._dynamo.reset()
                 rows.append(measure_trainer(options.text, shape, compiled=compiled, n_steps=60))
                 print(json.dumps(rows[-1]), flush=True)

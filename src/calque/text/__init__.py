@@ -1,0 +1,1 @@
+"""Strings in, batches of token ids out; knows no model."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
-    from torch import Tensor
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
