@@ -8,7 +8,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from calque.types import InputError, TokenBatch
 
@@ -188,6 +187,8 @@ def _pack_rows(ragged: Ragged, positions: IntArray, shape: BatchShape, pad_id: i
 def _to_batch(
     ids: IntArray, positions: IntArray, offsets: IntArray, longest: int, n_real: int, row: int = 0
 ) -> TokenBatch:
+    import torch  # here, for those who read and write text without it
+
     return TokenBatch(
         torch.from_numpy(ids),
         torch.from_numpy(positions),

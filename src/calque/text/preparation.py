@@ -19,8 +19,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from calque.text.batching import Ragged
 from calque.text.bitext import read_bitext
 from calque.text.cleaning import (
@@ -34,6 +32,7 @@ from calque.text.corpora import read_sentences
 from calque.text.files import read_lines, write_atomically
 from calque.text.store import StoreWriter
 from calque.text.tokenization import lift_limits
+from calque.text.word_cache import make_sentence_encoder
 from calque.types import InputError, SentencePair
 
 if TYPE_CHECKING:
@@ -204,6 +203,7 @@ class _Encoders:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+        _WORKER.clear()
 
 
 def _bounded_map(pool: Any, blocks: Iterator[list[Example]], ahead: int) -> Iterator[list[Ragged]]:
@@ -229,21 +229,13 @@ def _load_worker(tokenizer: Path) -> None:
     from tokenizers import Tokenizer  # its file alone: transformers takes seconds to import
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _WORKER["tokenizer"] = lift_limits(Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
+    engine = lift_limits(Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
+    _WORKER["encode"] = make_sentence_encoder(engine)
 
 
 def _encode_block(block: list[Example]) -> list[Ragged]:
     """Encode a block of examples, side by side."""
-    encode = _WORKER["tokenizer"].encode_batch_fast
-    sides = []
-    for sentences in zip(*block, strict=True):
-        encoded = [item.ids for item in encode(list(sentences), add_special_tokens=False)]
-        lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
-        flat = np.fromiter(
-            (number for ids in encoded for number in ids), dtype=np.uint32, count=lengths.sum()
-        )
-        sides.append(Ragged(flat, lengths))  # type: ignore[arg-type]
-    return sides
+    return [_WORKER["encode"](sentences) for sentences in zip(*block, strict=True)]
 
 
 def _prepare(

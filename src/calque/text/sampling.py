@@ -7,7 +7,7 @@ state has to be saved to go on from it, and every process computes the same one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,11 @@ def language_probabilities(sizes: Mapping[str, float], alpha: float) -> dict[str
     return {language: weight / total for language, weight in weights.items()}
 
 
+def number_examples(n_examples: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+    """Count 0, 1, 2, … in the smallest type that holds them: corpora have many millions."""
+    return np.arange(n_examples, dtype=np.min_scalar_type(n_examples))
+
+
 class BlockSampler:
     """Draws examples from several corpora in fixed shares, each corpus epoch by epoch.
 
@@ -40,7 +45,7 @@ class BlockSampler:
     ) -> None:
         self.sizes, self.block_size, self.seed = list(sizes), block_size, seed
         self.shares = np.asarray(shares, dtype=np.float64) / np.sum(shares)
-        self._orders: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
+        self._orders: dict[tuple[int, int], npt.NDArray[np.unsignedinteger[Any]]] = {}
 
     def block(self, number: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return (corpus, example) indices of a block, shuffled."""
@@ -53,7 +58,7 @@ class BlockSampler:
         """Examples of one corpus in a block: a stretch of its endless, reshuffled stream."""
         share, size = self.shares[corpus] * self.block_size, self.sizes[corpus]
         place, stop = int(share * number), int(share * (number + 1))
-        pieces = [np.zeros(0, dtype=np.int64)]
+        pieces: list[npt.NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
         while place < stop:
             epoch, offset = divmod(place, size)
             n_taken = min(stop - place, size - offset)
@@ -61,11 +66,12 @@ class BlockSampler:
             place += n_taken
         return np.concatenate(pieces)
 
-    def _order(self, corpus: int, epoch: int) -> npt.NDArray[np.int64]:
+    def _order(self, corpus: int, epoch: int) -> npt.NDArray[np.unsignedinteger[Any]]:
         """Give the order of a corpus in an epoch; only the latest is kept: streams go forward."""
         if (corpus, epoch) not in self._orders:
             others = {key: order for key, order in self._orders.items() if key[0] != corpus}
-            drawn = self._generator(1, corpus, epoch).permutation(self.sizes[corpus])
+            everything = number_examples(self.sizes[corpus])
+            drawn = self._generator(1, corpus, epoch).permutation(everything)
             self._orders = others | {(corpus, epoch): drawn}
         return self._orders[corpus, epoch]
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import numpy as np
 
@@ -48,11 +48,11 @@ class TokenStore:
             return TokenStore.open, (Path(str(self.ids.filename).removesuffix(IDS)),)
         return TokenStore, (self.ids, self.offsets)
 
-    def lengths(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def lengths(self, index: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
         """Count the tokens of the sentences asked for."""
         return np.asarray(self.offsets[index + 1] - self.offsets[index], dtype=np.int64)
 
-    def gather(self, index: npt.NDArray[np.int64]) -> Ragged:
+    def gather(self, index: npt.NDArray[np.integer[Any]]) -> Ragged:
         """Read the sentences asked for, in that order."""
         lengths = self.lengths(index)
         places = ranges(np.asarray(self.offsets[index]), lengths)

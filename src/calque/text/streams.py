@@ -36,7 +36,7 @@ class Corpus:
 
     name: str
     sides: tuple[TokenStore, ...]
-    index: npt.NDArray[np.int64]
+    index: npt.NDArray[np.integer[Any]]
     share: float
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from calque.text.batching import BatchShape
 from calque.text.bitext import languages_of
 from calque.text.cleaning import CleaningRules
 from calque.text.preparation import PreparedCorpus, TextSource
-from calque.text.sampling import language_probabilities
+from calque.text.sampling import language_probabilities, number_examples
 from calque.text.store import TokenStore
 from calque.text.streams import BatchPlan, BatchStream, Corpus
 from calque.types import InputError
@@ -123,10 +123,10 @@ class _Unit:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    training: npt.NDArray[np.int64]
-    validation: npt.NDArray[np.int64]
+    training: npt.NDArray[np.integer[Any]]
+    validation: npt.NDArray[np.integer[Any]]
     n_too_long: int
-    lengths: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int32]
 
 
 def _expand(section: SourceSection, base: Path) -> list[TextSource]:
@@ -210,15 +210,15 @@ def _split(unit: _Unit, n_marks: int, data: DataSection) -> _Part:
 
     They are chosen before any is left out: no objective trains on what another one validates.
     """
-    everything = np.arange(len(unit.sides[0]))
+    everything = number_examples(len(unit.sides[0]))
     by_side = np.stack([store.lengths(everything) for store in unit.sides])
     lengths = by_side.sum(axis=0) + n_marks
     too_long, is_empty = lengths > data.max_length, by_side.min(axis=0) == 0
-    usable = np.flatnonzero(~too_long & ~is_empty)
+    usable = everything[~too_long & ~is_empty]
     n_kept = min(data.validation_examples, int(VALIDATION_SHARE * len(everything)))
     in_training = usable < len(everything) - n_kept
     training, validation = usable[in_training], usable[~in_training]
-    return _Part(training, validation, int(too_long.sum()), lengths[training])
+    return _Part(training, validation, int(too_long.sum()), lengths[training].astype(np.int32))
 
 
 def _sample_lengths(
