@@ -45,7 +45,8 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     if options.threads:
         torch.set_num_threads(options.threads)
-    sentences = read_sentences(options.text, options.limit)
+    limit = options.limit or (2000 if options.text else 100)
+    sentences = read_sentences(options.text, limit)
     with tempfile.TemporaryDirectory() as scratch:
         folder = find_model(options, Path(scratch))
         ways = list_ways(folder, sentences, options.batch_size)
@@ -58,7 +59,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--model", default="calque-mini", help="folder of an encoder")
     parser.add_argument("--tokenizer", help="folder: a random 6 × 384 encoder with this tokenizer")
     parser.add_argument("--text", help="one sentence a line; default: the demo's sentences")
-    parser.add_argument("--limit", type=int, default=2000)
+    parser.add_argument("--limit", type=int, help="sentences; default: 2000, or 100 of the demo's")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
     parser.add_argument("--batch-size", type=int, default=32, help="of the others")
     parser.add_argument("--rounds", type=int, default=3)

@@ -2,7 +2,8 @@
 
     python benchmarks/training_throughput.py TEXT [--shapes small,base] [--peer] [--profile]
 
-TEXT is a folder made by `calque prepare`. Every figure counts real tokens: padding is not work.
+TEXT is a folder made by `calque prepare`; without it, the tests' few sentences are repeated, which
+shows that all works but not how fast it is. Every figure counts real tokens: padding is not work.
 The same prepared sentences, the same model shape and the same vocabulary size for both.
 """
 
@@ -21,6 +22,7 @@ import torch
 from calque.training import loop, setup
 from calque.training.recipe import check_recipe
 
+ROOT = Path(__file__).parent.parent
 SHAPES = {
     # layers, hidden, heads, intermediate, vocabulary, tokens of a micro-batch
     "small": (8, 384, 6, 1536, 24_000, 131_072),
@@ -52,6 +54,18 @@ def make_recipe(shape: str, dropout: float, tokens: int | None = None, steps: in
         },
         "benchmark",
     )
+
+
+def prepare_sample(folder: Path) -> Path:
+    """Prepare the tests' sentences, for want of text."""
+    content = {
+        "name": "sample",
+        "tokenizer": {"path": str(ROOT / "src/calque/data/models/calque-mini")},
+        "data": {"sources": [{"path": str(ROOT / "tests/data/en-??.tsv"), "kind": "bitext"}]},
+        "objectives": [{"kind": "masked_lm"}],
+    }
+    setup.prepare_text(check_recipe(content, "sample"), ROOT, folder, say=print, n_workers=1)
+    return folder
 
 
 def widen_vocabulary(size: int) -> None:
@@ -247,9 +261,9 @@ class _Clock:
 
 
 def main() -> None:
-    """Run what was asked for and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("text", type=Path)
+    """Read the options, and skip what cannot run here."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("text", type=Path, nargs="?")
     parser.add_argument("--shapes", default="small,base")
     parser.add_argument("--dropouts", default="0.1,0")
     parser.add_argument("--tokens", type=int)
@@ -259,6 +273,16 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("needs a CUDA GPU, and there is none here: skipped")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        options.text = options.text or prepare_sample(Path(folder))
+        measure_all(options)
+
+
+def measure_all(options: argparse.Namespace) -> None:
+    """Measure every shape, and print a line for each."""
     rate = measure_matmul()
     print(f"matmul 8192^3 bf16: {rate / 1e12:.0f} TFLOP/s", flush=True)
     rows: list[dict[str, Any]] = []
