@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calque.text.batching import Ragged
-from calque.text.store import StoreWriter, TokenStore
+from calque.text.store import TokenStore, write_store
 from calque.types import InputError
 
 sentences = st.lists(st.lists(st.integers(0, 65_535), max_size=12), max_size=20)
 
 
 def write(stem: Path, *blocks: list[list[int]], vocab_size: int = 65_536) -> None:
-    with StoreWriter(stem, vocab_size) as writer:
+    with write_store(stem, vocab_size) as append:
         for block in blocks:
-            writer.append(Ragged.of(block))
+            append(Ragged.of(block))
 
 
 @given(st.lists(sentences, max_size=4), st.data())
@@ -53,8 +53,8 @@ def test_files_are_plain_numpy_of_the_smallest_type(
 
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     def fail() -> None:
-        with StoreWriter(tmp_path / "text", 10) as writer:
-            writer.append(Ragged.of([[1, 2]]))
+        with write_store(tmp_path / "text", 10) as append:
+            append(Ragged.of([[1, 2]]))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -63,8 +63,8 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_files_have_no_name_before_they_are_whole(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path / "text", 10) as writer:
-        writer.append(Ragged.of([[1, 2]]))
+    with write_store(tmp_path / "text", 10) as append:
+        append(Ragged.of([[1, 2]]))
         assert list(tmp_path.glob("*.npy")) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.ids.npy", "text.offsets.npy"]
 

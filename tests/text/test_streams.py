@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from calque.text import streams
 from calque.text.batching import Ragged
-from calque.text.store import StoreWriter, TokenStore
+from calque.text.store import TokenStore, write_store
 from calque.text.streams import BatchPlan, BatchStream, Corpus, Place, load_batches, seed_of
 
 SIZES = (90, 25)
@@ -50,10 +50,10 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[TokenStore, .
     result = []
     for corpus, size in enumerate(SIZES):
         for side in (0, 1):
-            with StoreWriter(folder / f"{corpus}.{side}", 60_000) as writer:
+            with write_store(folder / f"{corpus}.{side}", 60_000) as append:
                 for k in range(size):
                     length = 1 + (7 * k + 3 * side) % 11
-                    writer.append(Ragged.of([[corpus * 20_000 + k * 2 + side] * length]))
+                    append(Ragged.of([[corpus * 20_000 + k * 2 + side] * length]))
         result.append(tuple(TokenStore.open(Path(folder / f"{corpus}.{s}")) for s in (0, 1)))
     return result
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,22 +11,10 @@ import pytest
 from calque.models.encoder import Encoder
 from calque.tools import embedder
 from calque.tools.embedder import center_by_language, embed_sentences, normalize_rows
-from calque.tools.vector_writer import GrowingArray, write_vectors
+from calque.tools.vector_writer import write_vectors
 from calque.types import InputError
 
 TEXTS = ["One.", "Two words.", "", "And three more.", "Fünf."]
-
-
-@pytest.mark.parametrize("n_rows", [0, 1, 7])
-def test_growing_array_is_what_numpy_writes(n_rows: int) -> None:
-    rows = np.random.default_rng(0).standard_normal((n_rows, 3)).astype(np.float32)
-    grown, whole = io.BytesIO(), io.BytesIO()
-    array = GrowingArray(grown, 3)
-    for part in np.array_split(rows, 3):
-        array.append(part)
-    array.close()
-    np.save(whole, rows)
-    assert grown.getvalue() == whole.getvalue()
 
 
 @pytest.mark.parametrize("center", [False, True])

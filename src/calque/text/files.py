@@ -31,6 +31,7 @@ CHUNK_BYTES = 1 << 20
 ZSTD_CHUNK_BYTES = 1 << 10  # one byte may unpack to 32 KiB
 BOM = b"\xef\xbb\xbf"
 MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}
+PARTIAL = ".calque-*.partial"  # what a file is called until it is whole
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FIXES = {
     errno.ENOENT: "check the path",
@@ -104,6 +105,12 @@ def write_atomically(
     The suffix decides the compression. Devices and pipes are written in place.
     """
     return _write_bytes(path) if binary else _write_text(path)
+
+
+def clear_partial(folder: Path) -> None:
+    """Remove what a killed process left half-written in a folder that only one writes to."""
+    for leftover in folder.glob(PARTIAL):
+        leftover.unlink()
 
 
 def _line_blocks(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -223,7 +230,7 @@ def _destination(path: PathLike) -> AbstractContextManager[BinaryIO]:
         return _standard_output()
     is_special = os.path.exists(path) and not os.path.isfile(path)
     target = Path(os.path.realpath(path))
-    beside = target.with_name(f".calque-{secrets.token_hex(4)}.partial")
+    beside = target.with_name(PARTIAL.replace("*", secrets.token_hex(4)))
     try:
         return open(path, "wb") if is_special else _take_place(open(beside, "xb"), target)
     except OSError as error:

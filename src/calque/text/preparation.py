@@ -29,8 +29,8 @@ from calque.text.cleaning import (
     normalize_text,
 )
 from calque.text.corpora import read_sentences
-from calque.text.files import read_lines, write_atomically
-from calque.text.store import StoreWriter
+from calque.text.files import clear_partial, read_lines, write_atomically
+from calque.text.store import write_store
 from calque.text.tokenization import lift_limits
 from calque.text.word_cache import make_sentence_encoder
 from calque.types import InputError, SentencePair
@@ -247,17 +247,18 @@ def _prepare(
 ) -> PreparedCorpus:
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / CORPUS).unlink(missing_ok=True)  # it must not vouch for other stores than its own
+    clear_partial(job.folder)
     report, n_held_out = CleaningReport(), hold_out.n_dropped
     examples = hold_out.filter(read_clean(job.source, rules, report))
     n_examples, n_tokens = 0, [0] * len(job.source.languages)
     with ExitStack() as stack:
-        writers = [
-            stack.enter_context(StoreWriter(job.folder / f"side{side}", job.vocab_size))
+        appends = [
+            stack.enter_context(write_store(job.folder / f"side{side}", job.vocab_size))
             for side in range(len(n_tokens))
         ]
         for sides in encode(_blocks(examples)):
-            for side, (writer, ragged) in enumerate(zip(writers, sides, strict=True)):
-                writer.append(ragged)
+            for side, (append, ragged) in enumerate(zip(appends, sides, strict=True)):
+                append(ragged)
                 n_tokens[side] += len(ragged.ids)
             n_examples += len(sides[0].lengths)
             on_progress(job.source.name, n_examples)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from calque.text.batching import Ragged, ranges
+from calque.text.files import write_atomically
+from calque.text.growing_array import GrowingArray
 from calque.types import InputError, first_line
 
 if TYPE_CHECKING:
@@ -59,59 +61,21 @@ class TokenStore:
         return Ragged(self.ids[places].astype(np.int64), lengths)
 
 
-class StoreWriter:
-    """Appends sentences to a store; the files appear under their names when it closes."""
+@contextmanager
+def write_store(stem: Path, vocab_size: int) -> Iterator[Callable[[Ragged], None]]:
+    """Give the function that appends sentences to a store; its files appear when the block ends."""
+    dtype = np.uint16 if vocab_size <= np.iinfo(np.uint16).max + 1 else np.uint32
+    with (
+        write_atomically(f"{stem}{IDS}", binary=True) as id_stream,
+        write_atomically(f"{stem}{OFFSETS}", binary=True) as offset_stream,
+    ):
+        ids, offsets = GrowingArray(id_stream, dtype), GrowingArray(offset_stream, np.int64)
+        offsets.append(np.zeros(1, dtype=np.int64))
 
-    def __init__(self, stem: Path, vocab_size: int) -> None:
-        dtype = np.uint16 if vocab_size <= np.iinfo(np.uint16).max + 1 else np.uint32
-        self._ids = _GrowingArray(Path(f"{stem}{IDS}"), np.dtype(dtype))
-        self._offsets = _GrowingArray(Path(f"{stem}{OFFSETS}"), np.dtype(np.int64))
-        self._offsets.append(np.zeros(1, dtype=np.int64))
+        def append(ragged: Ragged) -> None:
+            offsets.append(ids.n_rows + np.cumsum(ragged.lengths))
+            ids.append(ragged.ids)
 
-    def append(self, ragged: Ragged) -> None:
-        """Add encoded sentences in order."""
-        self._offsets.append(self._ids.size + np.cumsum(ragged.lengths))
-        self._ids.append(ragged.ids)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for array in (self._ids, self._offsets):
-            array.close(keep=kind is None)
-
-
-class _GrowingArray:
-    """A one-dimensional .npy file whose length is written into its header at the end."""
-
-    def __init__(self, path: Path, dtype: np.dtype[np.generic]) -> None:
-        self.path, self.dtype, self.size = path, dtype, 0
-        self._partial = path.with_name(path.name + ".partial")
-        self._file: BinaryIO = self._partial.open("wb")
-        self._write_header()
-
-    def append(self, values: npt.NDArray[np.int64]) -> None:
-        self._file.write(values.astype(self.dtype).tobytes())
-        self.size += len(values)
-
-    def close(self, keep: bool) -> None:
-        if keep:
-            self._file.seek(0)
-            self._write_header()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        self._file.close()
-        if keep:
-            os.replace(self._partial, self.path)
-        else:
-            self._partial.unlink()
-
-    def _write_header(self) -> None:
-        # NumPy pads the header so that a longer shape can be written over it in place.
-        header = np.lib.format.header_data_from_array_1_0(np.zeros(0, dtype=self.dtype))
-        np.lib.format.write_array_header_1_0(self._file, header | {"shape": (self.size,)})
+        yield append
+        ids.close()
+        offsets.close()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from calque.text.files import write_atomically
+from calque.text.growing_array import GrowingArray
 from calque.tools.embedder import choose_output, embed_blocks, normalize_rows
 from calque.tools.windows import EmbedReport
 from calque.types import InputError
@@ -22,33 +22,6 @@ if TYPE_CHECKING:
     Vectors = npt.NDArray[np.float32]
 
 BLOCK_ROWS = 4096
-
-
-class GrowingArray:
-    """Rows appended to a .npy file; the header, of fixed size, learns their number at the end."""
-
-    def __init__(self, stream: BinaryIO, width: int) -> None:
-        self.stream, self.width, self.n_rows = stream, width, 0
-        self.total = np.zeros(width)
-        self._write_header()
-
-    def append(self, rows: Vectors) -> None:
-        """Write some rows after those already there."""
-        self.stream.write(np.ascontiguousarray(rows).astype("<f4", copy=False).tobytes())
-        self.total += rows.sum(axis=0, dtype=np.float64)
-        self.n_rows += len(rows)
-
-    def close(self) -> None:
-        """Write the number of rows into the header."""
-        self.stream.seek(0)
-        self._write_header()
-        self.stream.seek(0, os.SEEK_END)
-        self.stream.flush()
-
-    def _write_header(self) -> None:
-        shape = (self.n_rows, self.width)
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(self.stream, header)
 
 
 def write_vectors(
@@ -70,17 +43,19 @@ def write_vectors(
     number, finish = choose_output(encoder, layer, raw)
     report = EmbedReport()
     with write_atomically(path, binary=True) as stream:
-        array = GrowingArray(stream, encoder.hidden_size)
+        array = GrowingArray(stream, "<f4", (encoder.hidden_size,))
+        total = np.zeros(encoder.hidden_size)
         for block in embed_blocks(encoder, sentences, [number]):
             vectors = finish(block.vectors[number])
             array.append(normalize_rows(vectors) if normalize and not center else vectors)
+            total += vectors.sum(axis=0, dtype=np.float64)
             report += block.report
             if on_block is not None:
                 on_block(block.report.n_sentences)
         array.close()
         if center:
             n_filled = max(1, report.n_sentences - report.n_empty)
-            _center_file(Path(stream.name), array.total / n_filled, normalize)
+            _center_file(Path(stream.name), total / n_filled, normalize)
     return report
 
 
