@@ -35,7 +35,6 @@ def test_without_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
             calque.load(name)
 
 
-@pytest.mark.skipif(not loading.embedded_models(), reason="no model is embedded yet")
 def test_the_embedded_model_is_the_default() -> None:
     model = calque.load(device="cpu")
     vectors = model.embed(["Guten Morgen!", "Good morning!"], normalize=True)

@@ -11,7 +11,6 @@ import pytest
 import calque
 from calque.cli import run
 from calque.cli.demo import find_translations, read_pairs
-from calque.models.loading import embedded_models
 
 
 def test_bundled_pairs() -> None:
@@ -31,7 +30,6 @@ def test_findings_are_nearest_neighbours(tiny_folder: Path) -> None:
     assert sum(f.is_right for f in findings) <= 1
 
 
-@pytest.mark.skipif(not embedded_models(), reason="no model is embedded yet")
 def test_the_embedded_model_finds_translations() -> None:
     findings = find_translations(calque.load(device="cpu"), read_pairs())
     assert np.mean([finding.is_right for finding in findings]) > 0.3

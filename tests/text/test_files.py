@@ -3,6 +3,7 @@ import io
 import lzma
 import os
 import resource
+import stat
 import subprocess
 import sys
 import tracemalloc
@@ -240,12 +241,17 @@ def test_nothing_shows_before_the_end(tmp_path):
 
 def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(os, "fsync", lambda handle: calls.append(os.fstat(handle).st_size))
+
+    def sync(handle):
+        status = os.fstat(handle)
+        calls.append("folder" if stat.S_ISDIR(status.st_mode) else status.st_size)
+
+    monkeypatch.setattr(os, "fsync", sync)
     rename = os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: [calls.append("replace"), rename(*paths)])
     with write_atomically(tmp_path / "out.txt") as stream:
         stream.write("text")
-    assert calls == [4, "replace"]
+    assert calls == [4, "replace", "folder"]
 
 
 def test_binary_streams_take_arrays(tmp_path):

@@ -11,7 +11,6 @@ import pytest
 from calque.api import Model
 from calque.cli import run
 from calque.models.encoder import Encoder
-from calque.models.loading import embedded_models
 from calque.models.neutral import FILE, NeutralSpace, load_neutral_space
 from calque.tasks.metrics import retrieval_accuracy
 from calque.tools.neutralizer import draw_sample, find_neutral_space, save_neutral_model
@@ -106,7 +105,6 @@ def test_command(tiny_folder: Path, texts: dict[str, list[str]], tmp_path: Path)
     assert run(arguments) == 2  # the folder exists now
 
 
-@pytest.mark.skipif("calque-mini" not in embedded_models(), reason="no embedded model")
 def test_calque_mini_finds_more_translations_with_it(demo_rows: list[Row]) -> None:
     model = Model.load()
     sides = [english for _, english, _ in demo_rows], [sentence for *_, sentence in demo_rows]

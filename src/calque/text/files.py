@@ -244,6 +244,15 @@ def _standard_output() -> Iterator[BinaryIO]:
     sys.stdout.buffer.flush()
 
 
+def _sync_folder(folder: Path) -> None:
+    """Wait until a folder's list of names has reached the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def _take_place(raw: io.BufferedWriter, target: Path) -> Iterator[BinaryIO]:
     try:
@@ -252,6 +261,7 @@ def _take_place(raw: io.BufferedWriter, target: Path) -> Iterator[BinaryIO]:
             raw.flush()
             os.fsync(raw.fileno())
         os.replace(raw.name, target)
+        _sync_folder(target.parent)
     except BaseException:
         Path(raw.name).unlink(missing_ok=True)
         raise

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from calque.text.files import write_atomically
 from calque.types import InputError
 
 STATE_TENSORS = "training_state.safetensors"
@@ -122,7 +123,8 @@ def read_training_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]
 
 def mark_best(run: Path, step: int, score: float) -> None:
     """Record which checkpoint is the best so far; call it after that checkpoint is written."""
-    write_atomically(run / BEST, json.dumps({"step": step, "score": score}) + "\n")
+    with write_atomically(run / BEST) as stream:
+        stream.write(json.dumps({"step": step, "score": score}) + "\n")
 
 
 def read_best(run: Path) -> tuple[int, float] | None:
@@ -151,20 +153,6 @@ def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
             problem = f"has other tensors or shapes than {files[-1]}"
             raise InputError(problem, file=file, fix="average checkpoints of one run")
     return {name: _average_tensor(files, name) for name in shapes[-1]}
-
-
-def write_atomically(file: Path, text: str) -> None:
-    """Replace a text file in one step: readers see the old text or the new, never a part."""
-    draft = file.with_name(f".{file.name}{PARTIAL}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        _sync(draft)
-        draft.replace(file)
-        _sync(file.parent)
-    except OSError as error:
-        raise InputError(f"cannot be written: {error}", file=file) from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _fill(

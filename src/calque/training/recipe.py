@@ -56,7 +56,8 @@ class ModelSection(Section):
     # The longest sequence, marks included.
     positions: int = Field(512, gt=0)
     dropout: float = Field(0.1, ge=0, lt=1)
-    # Above 0 the flash kernel cannot be used, and attention is computed with padding.
+    # With rows longer than 256 tokens the flash kernel is used, which has no dropout: above 0,
+    # attention is then computed with padding.
     attention_dropout: float = Field(0.0, ge=0, lt=1)
 
     @model_validator(mode="after")

@@ -30,7 +30,7 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from calque.training.checkpoints import write_atomically
+from calque.text.files import write_atomically
 from calque.types import InputError, MissingExtra
 
 METRICS = "metrics.jsonl"
@@ -278,7 +278,8 @@ def cut_metrics(file: Path, last_step: int) -> list[Row]:
     kept = [row for row in read_metrics(file) if last_step and row["step"] <= last_step]
     text = "".join(json.dumps(row) + "\n" for row in kept)
     if file.exists() and file.read_bytes() != text.encode():
-        write_atomically(file, text)
+        with write_atomically(file) as stream:
+            stream.write(text)
     return kept
 
 
