@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # torch and jaxtyping stay out of `calque --help`
+    import numpy as np
+    import numpy.typing as npt
     import torch
     from jaxtyping import Float, Int
     from torch import Tensor
@@ -103,6 +105,29 @@ class MaskedBatch:
             self.masked.to(device, non_blocking=True),
             self.labels.to(device, non_blocking=True),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Word links of consecutive sentence pairs, in the order of pair, source and target.
+
+    Link k says that in pair `pairs[k]` word `src[k]` translates word `tgt[k]`, counted from 0.
+    """
+
+    pairs: npt.NDArray[np.int64]
+    src: npt.NDArray[np.int64]
+    tgt: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float32]
+    n_pairs: int
+
+    def to_lists(self) -> list[list[tuple[int, int]]]:
+        """Give the links of every pair as a list of (source, target)."""
+        lists: list[list[tuple[int, int]]] = [[] for _ in range(self.n_pairs)]
+        for pair, i, j in zip(
+            self.pairs.tolist(), self.src.tolist(), self.tgt.tolist(), strict=True
+        ):
+            lists[pair].append((i, j))
+        return lists
 
 
 @dataclass(frozen=True, slots=True)
