@@ -4,6 +4,9 @@
 >>> model = calque.load()                                         # doctest: +SKIP
 >>> model.embed(["Guten Morgen!", "Good morning!"]).shape         # doctest: +SKIP
 (2, 384)
+>>> aligner = calque.WordAligner(model)                           # doctest: +SKIP
+>>> aligner.align([(["das", "Haus"], ["the", "house"])])          # doctest: +SKIP
+[[(0, 0), (1, 1)]]
 """
 
 from __future__ import annotations
@@ -12,14 +15,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from calque.api import Model, load
+    from calque.tools.word_aligner import WordAligner
     from calque.types import InputError
 
     __version__: str
 
-__all__ = ["InputError", "Model", "__version__", "load"]
+__all__ = ["InputError", "Model", "WordAligner", "__version__", "load"]
 
 # Looked up at first use: `import calque` alone must not import torch.
-_HOMES = {"InputError": "calque.types", "Model": "calque.api", "load": "calque.api"}
+_HOMES = {
+    "InputError": "calque.types",
+    "Model": "calque.api",
+    "WordAligner": "calque.tools.word_aligner",
+    "load": "calque.api",
+}
 
 
 def __getattr__(name: str) -> object:

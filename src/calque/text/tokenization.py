@@ -161,7 +161,7 @@ def encode_words(
 
     A word the tokenizer's normaliser deletes whole (a lone zero-width joiner, say) has no subword.
     """
-    spaced = _keeps_spaces(tokenizer)
+    spaced = keeps_spaces(tokenizer)
     prepared = [_add_spaces(words) if spaced else list(words) for words in sentences]
     encodings = lift_limits(tokenizer.backend_tokenizer).encode_batch(
         prepared, is_pretokenized=True, add_special_tokens=False
@@ -183,7 +183,7 @@ def special_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     return sorted(mark for mark in marks if mark is not None)
 
 
-def _keeps_spaces(tokenizer: PreTrainedTokenizerFast) -> bool:
+def keeps_spaces(tokenizer: PreTrainedTokenizerFast) -> bool:
     """Byte-level tokenizers (RoBERTa's) keep the space before a word inside its first piece."""
     return "ByteLevel" in str(tokenizer.backend_tokenizer.pre_tokenizer)
 

@@ -50,7 +50,7 @@ class WordCache:
         self, tokenizer: Tokenizer, lone_words: LoneWords, max_words: int = MAX_WORDS
     ) -> None:
         self._tokenizer, self._lone_words, self._max_words = tokenizer, lone_words, max_words
-        self._lexicon, self._table = _Lexicon([""]), _Table.of_nothing().extend([None])
+        self._lexicon, self._table = WordNumbers([""]), PieceTable.of_nothing().extend([None])
         self._uses = np.zeros(1, dtype=np.int64)
 
     def encode(self, sentences: Sequence[str]) -> Ragged:
@@ -75,7 +75,7 @@ class WordCache:
         ids = np.concatenate([table.ids, whole.ids])[ranges(starts, lengths)]
         return Ragged(ids, np.add.reduceat(lengths, firsts))
 
-    def _learn(self, index: IntArray) -> _Table:
+    def _learn(self, index: IntArray) -> PieceTable:
         """Take in the words that are new, and give the table to look all of them up in."""
         kept, passing = self._lexicon.take_new()
         self._uses = np.concatenate([self._uses, np.zeros(len(kept), dtype=np.int64)])
@@ -90,7 +90,7 @@ class WordCache:
         if len(kept) > self._max_words // 2:
             kept = kept[:1]
         words = list(self._lexicon)
-        self._lexicon, self._table = _Lexicon(words[k] for k in kept), self._table.select(kept)
+        self._lexicon, self._table = WordNumbers(words[k] for k in kept), self._table.select(kept)
         self._uses = np.zeros(len(kept), dtype=np.int64)
 
     def _encode_words(self, words: Sequence[str]) -> list[list[int] | None]:
@@ -101,7 +101,7 @@ class WordCache:
         ]
 
 
-class _Lexicon(dict[str, int]):
+class WordNumbers(dict[str, int]):
     """Numbers words as they are looked up; long ones get −1, −2, … and are forgotten."""
 
     def __init__(self, words: Iterable[str]) -> None:
@@ -125,7 +125,7 @@ class _Lexicon(dict[str, int]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class PieceTable:
     """The ids of every word; a length of `REFUSED` marks one that cannot stand alone."""
 
     ids: IdArray
@@ -133,26 +133,26 @@ class _Table:
     lengths: IntArray
 
     @staticmethod
-    def of_nothing() -> _Table:
+    def of_nothing() -> PieceTable:
         """Make a table without words."""
         nothing = np.zeros(0, dtype=np.int64)
-        return _Table(nothing.astype(np.uint32), nothing, nothing)
+        return PieceTable(nothing.astype(np.uint32), nothing, nothing)
 
-    def select(self, index: IntArray) -> _Table:
+    def select(self, index: IntArray) -> PieceTable:
         """Keep some of the words, in the order given."""
         lengths = self.lengths[index]
         n_ids = np.maximum(lengths, 0)
         ids = self.ids[ranges(self.starts[index], n_ids)]
-        return _Table(ids, np.cumsum(n_ids) - n_ids, lengths)
+        return PieceTable(ids, np.cumsum(n_ids) - n_ids, lengths)
 
-    def extend(self, words: Sequence[Sequence[int] | None]) -> _Table:
+    def extend(self, words: Sequence[Sequence[int] | None]) -> PieceTable:
         """Add words at the end."""
         if not words:
             return self
         lengths = np.array([REFUSED if ids is None else len(ids) for ids in words])
         n_ids = np.maximum(lengths, 0)
         flat = chain.from_iterable(ids for ids in words if ids)
-        return _Table(
+        return PieceTable(
             np.concatenate([self.ids, np.fromiter(flat, np.uint32, n_ids.sum())]),
             np.concatenate([self.starts, len(self.ids) + np.cumsum(n_ids) - n_ids]),
             np.concatenate([self.lengths, lengths]),

@@ -15,7 +15,8 @@ WordPair: TypeAlias = tuple[Sequence[str], Sequence[str]]
 class AlignReport:
     """What was aligned: `n_long` pairs exceeded the model and took `n_windows` windows.
 
-    `n_empty` pairs had a side without words, and so no links.
+    `n_empty` pairs had a side without words, and so no links; `n_cut` words were too long for
+    the model and are known by their beginnings.
     """
 
     n_pairs: int = 0
@@ -23,6 +24,7 @@ class AlignReport:
     n_empty: int = 0
     n_long: int = 0
     n_windows: int = 0
+    n_cut: int = 0
 
     def __add__(self, other: AlignReport) -> AlignReport:
         return AlignReport(
@@ -31,6 +33,7 @@ class AlignReport:
             self.n_empty + other.n_empty,
             self.n_long + other.n_long,
             self.n_windows + other.n_windows,
+            self.n_cut + other.n_cut,
         )
 
 

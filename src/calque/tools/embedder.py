@@ -103,7 +103,7 @@ def embed_blocks(
     if isinstance(sentences, str):
         raise InputError("one string was given for sentences", fix="give a list: embed([text])")
     numbers = [encoder.check_layer(layer) for layer in layers]
-    budget = batch_tokens or BATCH_TOKENS.get(_device_of(encoder).type, BATCH_TOKENS["cpu"])
+    budget = batch_tokens or BATCH_TOKENS.get(device_of(encoder).type, BATCH_TOKENS["cpu"])
     for block in _cut_blocks(sentences):
         windows = cut_windows(encoder, block)
         pooled = _pool_windows(encoder, windows, numbers, budget)
@@ -160,7 +160,7 @@ def _pool_windows(
     encoder: Encoder, windows: Windows, layers: Sequence[int], budget: int
 ) -> list[Tensor]:
     """Run the encoder on batches of similar length and average each window's own tokens."""
-    device, marks = _device_of(encoder), marks_of(encoder)
+    device, marks = device_of(encoder), marks_of(encoder)
     size = (len(windows.ids), encoder.hidden_size)
     pooled = [torch.empty(size, dtype=torch.float32, device=device) for _ in layers]
 
@@ -175,11 +175,11 @@ def _pool_windows(
             result[places] = pool_sentences(states, batch.offsets, keep)
 
     n_workers = torch.get_num_threads() if device.type == "cpu" else 1
-    _run_all(pool_batch, bucket_batches(windows.lengths, budget), n_workers)
+    run_batches(pool_batch, bucket_batches(windows.lengths, budget), n_workers)
     return pooled
 
 
-def _run_all(work: Callable[[BatchT], None], batches: Sequence[BatchT], n_workers: int) -> None:
+def run_batches(work: Callable[[BatchT], None], batches: Sequence[BatchT], n_workers: int) -> None:
     """Do the work for every batch, one core a batch.
 
     Several cores on one batch would wait for each other after every operation: that took twice
@@ -206,5 +206,5 @@ def _keep_text(
     return add_marks(Ragged(ones, lengths), first, last).ids.astype(np.bool_)
 
 
-def _device_of(encoder: Encoder) -> torch.device:
+def device_of(encoder: Encoder) -> torch.device:
     return next(encoder.parameters()).device

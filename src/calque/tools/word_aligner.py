@@ -1,0 +1,258 @@
+"""Word links from the states of a multilingual encoder, in batches of similar length.
+
+The states of one layer are averaged word by word and compared across the two sentences; links
+are read off the similarities by optimal transport, mutual argmax, itermax or matching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from calque.align.matching import itermax, max_weight_matching, mutual_argmax
+from calque.align.transport import exponential_log_kernel, log_sinkhorn
+from calque.models.pooling import pool_words
+from calque.text.batching import bucket_batches
+from calque.text.word_pieces import WordEncoder
+from calque.tools.aligning import AlignedBlock, AlignReport, WordPair
+from calque.tools.embedder import BATCH_TOKENS, device_of, run_batches
+from calque.tools.pair_batches import PairBatch, PairLayout, build_pair_batch
+from calque.tools.pair_windows import PairWindows, cut_pairs
+from calque.tools.window_links import WindowLinks, gather_links
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+    from calque.models.encoder import Encoder
+
+    IntArray = npt.NDArray[np.int64]
+
+Method = Literal["ot", "itermax", "argmax", "match"]
+Encoding = Literal["joint", "separate"]
+BLOCK_PAIRS = 2048
+# The exponential of −200 is nothing beside that of any cosine at the sharpness of use.
+NEVER = -200.0
+
+
+class Evidence(Protocol):
+    """More to go by than the encoder's cosines: a lexicon, links by another aligner, places."""
+
+    def score(self, windows: PairWindows, rows: IntArray) -> Float[Tensor, "windows src tgt"]:
+        """Give log scores of the words of some windows, padded like their similarities."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AlignSettings:
+    """How links are made; a model carries its best as "alignment" in its configuration.
+
+    `sharpness` multiplies cosines before the exponential of transport and of the scores, and a
+    link needs a cosine of `threshold`. `positions` say whether the second sentence of a joint
+    pair counts from 0 again, which must be as it was in the training of the model.
+    """
+
+    method: Method = "itermax"
+    layer: int | None = None
+    encode: Encoding = "separate"
+    positions: Literal["reset", "continue"] = "continue"
+    sharpness: float = 20.0
+    threshold: float = -1.0
+    n_iterations: int = 2
+
+    @classmethod
+    def of(cls, encoder: Encoder, **chosen: Any) -> Self:
+        """Take what is chosen (not None), then what the model carries, then common sense.
+
+        Without a word in the model, two thirds of the way up: layer 8 of 12, as in SimAlign.
+        """
+        carried = dict(encoder.settings.get("alignment") or {})
+        unknown = set(carried) - {field.name for field in fields(cls)}
+        if unknown:
+            problem = f"unknown alignment settings: {', '.join(sorted(unknown))}"
+            raise InputError(problem, fix="install a newer calque")
+        given = {name: value for name, value in chosen.items() if value is not None}
+        settings = cls(**(carried | given))
+        _check("method", settings.method, ("ot", "itermax", "argmax", "match"))
+        _check("encode", settings.encode, ("joint", "separate"))
+        _check("positions", settings.positions, ("reset", "continue"))
+        layer = round(2 / 3 * encoder.n_layers) if settings.layer is None else settings.layer
+        return replace(settings, layer=encoder.check_layer(layer))
+
+
+class WordAligner:
+    """Links the words of sentence pairs with an encoder.
+
+    `WordAligner(calque.load()).align([(["das", "Haus"], ["the", "house"])])` gives one list of
+    (source, target) a pair. What is not chosen is as the model's own settings say.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        method: Method | None = None,
+        layer: int | None = None,
+        encode: Encoding | None = None,
+        sharpness: float | None = None,
+        threshold: float | None = None,
+        batch_tokens: int | None = None,
+    ) -> None:
+        self.encoder, self.batch_tokens = encoder, batch_tokens
+        self.settings = AlignSettings.of(
+            encoder,
+            method=method,
+            layer=layer,
+            encode=encode,
+            sharpness=sharpness,
+            threshold=threshold,
+        )
+        self._words = WordEncoder(encoder.tokenizer)
+
+    @property
+    def method(self) -> Method:
+        """How links are read off similarities."""
+        return self.settings.method
+
+    @property
+    def layer(self) -> int:
+        """The layer whose states are compared."""
+        assert self.settings.layer is not None  # AlignSettings.of has chosen one
+        return self.settings.layer
+
+    def with_layer(self, layer: int) -> WordAligner:
+        """Give the same aligner at another layer."""
+        other = WordAligner(self.encoder, batch_tokens=self.batch_tokens)
+        other.settings = replace(self.settings, layer=self.encoder.check_layer(layer))
+        return other
+
+    def align(self, pairs: Iterable[WordPair]) -> list[list[tuple[int, int]]]:
+        """Link the words of pairs, each two lists of words; the answers are in their order."""
+        everything = check_pairs(pairs)
+        found: list[list[tuple[int, int]]] = []
+        for start in range(0, len(everything), BLOCK_PAIRS):
+            found += self.align_block(everything[start : start + BLOCK_PAIRS]).links.to_lists()
+        return found
+
+    def align_block(
+        self, pairs: Sequence[WordPair], evidence: Evidence | None = None
+    ) -> AlignedBlock:
+        """Align some pairs, in their order."""
+        return self.align_layers(pairs, [self.layer], evidence)[self.layer]
+
+    def align_layers(
+        self, pairs: Sequence[WordPair], layers: Sequence[int], evidence: Evidence | None = None
+    ) -> Mapping[int, AlignedBlock]:
+        """Align some pairs at several layers, in one pass of the encoder."""
+        numbers = [self.encoder.check_layer(layer) for layer in layers]
+        layout = PairLayout.of(self.encoder, self.settings.encode, self.settings.positions)
+        windows = cut_pairs(self._words, pairs, layout.room)
+        device = device_of(self.encoder)
+        parts: dict[int, list[WindowLinks]] = {number: [] for number in numbers}
+
+        @torch.inference_mode()
+        def align_batch(rows: IntArray) -> None:
+            batch = build_pair_batch(windows, rows, layout).to(device)
+            more = None if evidence is None else evidence.score(windows, rows).to(device)
+            for number, states in zip(numbers, self.encoder(batch.tokens, numbers), strict=True):
+                similarity, valid = compare_words(states, batch)
+                links, scores = link_words(similarity, valid, self.settings, more)
+                parts[number].append(WindowLinks.of(rows, links, scores))
+
+        budget = self.batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
+        batches = bucket_batches(layout.n_tokens(windows), budget) if len(windows) else []
+        run_batches(align_batch, batches, torch.get_num_threads() if device.type == "cpu" else 1)
+        return {number: _join_parts(windows, parts[number], len(pairs)) for number in numbers}
+
+
+def compare_words(
+    states: Float[Tensor, "tokens hidden"], batch: PairBatch
+) -> tuple[Float[Tensor, "windows src tgt"], Bool[Tensor, "windows src tgt"]]:
+    """Average the states of every word and compare both sides; words without subwords are out."""
+    src, has_src = _pool(
+        states[batch.src_places], batch.src_slots, batch.n_windows, batch.src_width
+    )
+    tgt, has_tgt = _pool(
+        states[batch.tgt_places], batch.tgt_slots, batch.n_windows, batch.tgt_width
+    )
+    return src @ tgt.mT, has_src[:, :, None] & has_tgt[:, None, :]
+
+
+def link_words(
+    similarity: Float[Tensor, "windows src tgt"],
+    valid: Bool[Tensor, "windows src tgt"],
+    settings: AlignSettings,
+    evidence: Float[Tensor, "windows src tgt"] | None = None,
+) -> tuple[Bool[Tensor, "windows src tgt"], Float[Tensor, "windows src tgt"]]:
+    """Read links off cosines and, if there is more evidence, log scores that add to them.
+
+    Beside the links come scores from 0 to 1: how sure the two words are of each other, the
+    geometric mean of a softmax over the other words of either side.
+    """
+    log_kernel = exponential_log_kernel(similarity, valid, settings.sharpness)
+    if evidence is not None:
+        log_kernel = log_kernel + evidence
+        similarity = (log_kernel / settings.sharpness).clamp(min=-1.0)
+    padded = log_kernel.clamp(min=NEVER)
+    scores = ((padded.log_softmax(dim=1) + padded.log_softmax(dim=2)) / 2).exp()
+    if settings.method == "ot":
+        src_mass, tgt_mass = _mass(valid.any(dim=2)), _mass(valid.any(dim=1))
+        plan = log_sinkhorn(log_kernel, src_mass, tgt_mass, settings.n_iterations).exp()
+        links = itermax(plan.masked_fill(~valid, -torch.inf))
+    elif settings.method == "itermax":
+        links = itermax(((1 + similarity) / 2).masked_fill(~valid, -torch.inf))
+    elif settings.method == "argmax":
+        links = mutual_argmax(log_kernel)
+    else:
+        links = max_weight_matching(similarity.masked_fill(~valid, -torch.inf))
+    return links & (similarity >= settings.threshold), scores
+
+
+def check_pairs(pairs: Iterable[WordPair]) -> list[WordPair]:
+    """Refuse what is easily given by mistake: strings where lists of words belong."""
+    everything = list(pairs)
+    for number, pair in enumerate(everything):
+        if len(tuple(pair)) != 2 or any(isinstance(side, str) for side in pair):
+            raise InputError(
+                f"pair {number} is not two lists of words",
+                fix='give (["das", "Haus"], ["the", "house"]), or split the text first',
+            )
+    return everything
+
+
+def _pool(
+    states: Float[Tensor, "pieces hidden"], slots: Tensor, n_windows: int, width: int
+) -> tuple[Float[Tensor, "windows width hidden"], Bool[Tensor, "windows width"]]:
+    words = F.normalize(pool_words(states, slots, n_windows * width), dim=-1)
+    filled = torch.zeros(n_windows * width, dtype=torch.bool, device=states.device)
+    filled[slots] = True
+    return words.view(n_windows, width, -1), filled.view(n_windows, width)
+
+
+def _mass(filled: Bool[Tensor, "windows width"]) -> Float[Tensor, "windows width"]:
+    return filled / filled.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def _join_parts(windows: PairWindows, parts: Sequence[WindowLinks], n_pairs: int) -> AlignedBlock:
+    links = gather_links(windows, parts, n_pairs)
+    report = AlignReport(
+        n_pairs,
+        len(links.pairs),
+        windows.n_empty,
+        windows.n_long,
+        windows.n_windows,
+        windows.n_cut,
+    )
+    return AlignedBlock(links, report)
+
+
+def _check(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise InputError(f"{name} {value!r} does not exist", fix=f"choose from: {', '.join(known)}")
