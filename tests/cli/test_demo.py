@@ -10,6 +10,7 @@ import pytest
 
 import calque
 from calque.cli import run
+from calque.cli.colored_links import color_links, group_words
 from calque.cli.demo import find_translations, read_pairs
 
 
@@ -40,9 +41,24 @@ def test_output(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "Unsere Gäste" in shown
     assert "not a benchmark" in shown
+    assert "₁" in shown  # words of the aligned pairs are numbered
     assert "calque embed" in shown
     few = len(shown.splitlines())
     assert run(["demo", "--model", str(tiny_folder), "--examples", "0"]) == 0
     shown = capsys.readouterr().out
     assert "Unsere Gäste" not in shown
     assert len(shown.splitlines()) < few
+
+
+def test_linked_words_are_grouped_through_each_other() -> None:
+    # 0-0, 0-1 and 2-1 are one group; word 1 has no link; 3-2 is a group of its own.
+    assert group_words(4, 3, [(3, 2), (0, 0), (2, 1), (0, 1)]) == ([0, None, 0, 1], [0, 0, 1])
+
+
+def test_colors_follow_the_groups() -> None:
+    src, tgt = color_links((["das", "Haus", "!"], ["house", "the"]), [(0, 1), (1, 0)])
+    assert (src.plain, tgt.plain) == ("das₁ Haus₂ !", "house₂ the₁")
+    styles = {src.plain[span.start : span.end]: span.style for span in src.spans}
+    others = {tgt.plain[span.start : span.end]: span.style for span in tgt.spans}
+    assert styles["das"] == others["the"] != styles["Haus"] == others["house"]
+    assert styles["!"] == "dim"

@@ -1,4 +1,4 @@
-"""`calque demo`: find translations with the embedded model."""
+"""`calque demo`: align words and find translations with the embedded model."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ An illustration, not a benchmark: the embedded model was trained on sentences
 of this kind, though not on these pairs."""
 HINTS = """\
 Next:
+  calque align FILE                      word links of your own sentence pairs
   calque embed FILE -o vectors.npy       one vector a line of your own text
   calque models                          what is in the package
   calque evaluate MODEL --data DIR       accuracy on the Tatoeba test sets
   python -c 'import calque; print(calque.load().embed(["Guten Morgen!"]))'"""
+
+SPACELESS = ("ja", "zh")  # to be split by libraries that may not be there
+LEGIBLE = 40  # characters of an example that fits a terminal beside its translation
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ def demo(
     examples: Annotated[int, typer.Option(min=0, help="How many to show of each language.")] = 2,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
-    """Find translations among 200 real sentences.
+    """Align words and find translations among 200 real sentences.
 
     Eight languages, the embedded model, no network, a few seconds.
     """
@@ -54,8 +58,10 @@ def demo(
 
     from calque.api import load
 
-    findings = find_translations(load(model, device), read_pairs())
-    console = Console()
+    encoder, pairs, console = load(model, device), read_pairs(), Console()
+    if examples:
+        console.print(_tabulate_links(encoder, _choose(pairs, examples)))
+    findings = find_translations(encoder, pairs)
     if examples:
         console.print(_tabulate_examples(findings, examples))
     console.print(_tabulate_accuracy(findings))
@@ -80,6 +86,35 @@ def find_translations(model: Model, pairs: list[list[str]]) -> list[Finding]:
             languages, sentences, english, find_nearest(queries, candidates), strict=True
         )
     ]
+
+
+def _choose(pairs: list[list[str]], n_examples: int) -> list[list[str]]:
+    """Choose some pairs of every language that can be split into words at its spaces."""
+    chosen = []
+    for language in dict.fromkeys(pair[0] for pair in pairs):
+        mine = [pair for pair in pairs if pair[0] == language and language not in SPACELESS]
+        chosen += sorted(mine, key=lambda pair: abs(len(pair[1]) - LEGIBLE))[:n_examples]
+    return chosen
+
+
+def _tabulate_links(model: Model, pairs: list[list[str]]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    from calque.cli.colored_links import color_links
+    from calque.text.segmentation import split_words
+    from calque.tools.word_aligner import WordAligner
+
+    words = [
+        (split_words(sentence, language), split_words(english, "en"))
+        for language, english, sentence in pairs
+    ]
+    table = Table("", box=box.SIMPLE_HEAD, title="linked words have one color and number")
+    table.add_column("sentence", overflow="fold")
+    table.add_column("English", overflow="fold")
+    for pair, both, links in zip(pairs, words, WordAligner(model).align(words), strict=True):
+        table.add_row(pair[0], *color_links(both, links))
+    return table
 
 
 def _tabulate_examples(findings: list[Finding], n_examples: int) -> Table:
