@@ -47,6 +47,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "xlm": {},
     "xlm-tlm": PAIRED,
     "calque-mini": PAIRED | {"data.hold_out": DEMO},
+    "calque-mini-align": PAIRED
+    | {"data.hold_out": DEMO, "model.start": "null", "objectives.1.weight": 1},
+    "xlm-align": PAIRED | {"model.start": "null", "engine.accumulation": 1},
 }
 
 
@@ -64,9 +67,13 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _folder_with_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory as the recipes describe it: bitext/en-de.tsv.xz, text/de.txt.xz."""
-    (tmp_path / "bitext").mkdir()
-    (tmp_path / "text").mkdir()
+    """A working directory as the recipes describe it.
+
+    bitext/en-de.tsv.xz, text/de.txt.xz, and linked/en-de.text beside linked/en-de.links, where
+    words at like places are linked.
+    """
+    for folder in ("bitext", "linked", "text"):
+        (tmp_path / folder).mkdir()
     for file in sorted(DATA.glob("en-*.tsv")):
         lines = file.read_text(encoding="utf-8").splitlines()
         with lzma.open(tmp_path / "bitext" / f"{file.name}.xz", "wt", encoding="utf-8") as out:
@@ -74,6 +81,15 @@ def _folder_with_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         language = file.stem.partition("-")[2]
         with lzma.open(tmp_path / "text" / f"{language}.txt.xz", "wt", encoding="utf-8") as out:
             out.writelines(line.split("\t")[1] + "\n" for line in lines)
+        pairs = [line.split("\t")[:2] for line in lines]
+        links = (range(min(len(src.split()), len(tgt.split()))) for src, tgt in pairs)
+        beside = tmp_path / "linked" / file.stem
+        beside.with_suffix(".text").write_text(
+            "".join(f"{src} ||| {tgt}\n" for src, tgt in pairs), encoding="utf-8"
+        )
+        beside.with_suffix(".links").write_text(
+            "".join(" ".join(f"{k}-{k}" for k in places) + "\n" for places in links)
+        )
     monkeypatch.chdir(tmp_path)
 
 
@@ -84,7 +100,7 @@ def read_losses(folder: str) -> dict[str, list[float]]:
 
 
 def assert_learns(folder: str, n_objectives: int) -> None:
-    losses = read_losses(folder)
+    losses = {name: values for name, values in read_losses(folder).items() if name.count("/") == 1}
     assert len(losses) == n_objectives
     for name, values in losses.items():
         assert len(values) == 6
@@ -104,12 +120,13 @@ def test_a_recipe_trains_from_text_to_model(name: str, capfd: pytest.CaptureFixt
     told = capfd.readouterr().err
     assert "training a tokenizer of 600 entries" in told
     assert f"runs/{name}/model: the finished model" in told
+    assert ("the self-labels are no better than a diagonal" in told) == (name == "xlm-align")
     assert_learns(f"runs/{name}", 1 if name == "xlm" else 2)
     model, tokenizer = f"runs/{name}/model", AutoTokenizer.from_pretrained(f"runs/{name}/model")
     loaded, found = AutoModelForMaskedLM.from_pretrained(model, output_loading_info=True)
     assert not found["missing_keys"]
     assert not found["unexpected_keys"]
-    dtype = "float16" if name == "calque-mini" else "float32"
+    dtype = "float16" if name.startswith("calque-mini") else "float32"
     assert json.loads(Path(model, "config.json").read_text())["dtype"] == dtype
     encoded = tokenizer("Das Gerücht könnte wahr sein.", return_tensors="pt")
     assert loaded(**encoded).logits.isfinite().all()
@@ -117,6 +134,31 @@ def test_a_recipe_trains_from_text_to_model(name: str, capfd: pytest.CaptureFixt
     Path("lines.txt").write_text("Das Gerücht könnte wahr sein.\nHe walked quietly.\n")
     assert run(["embed", "lines.txt", "-o", "v.npy", "--model", model, "--device", "cpu"]) == 0
     assert np.load("v.npy").shape == (2, 48)
+
+
+@pytest.mark.slow
+def test_xlm_align_goes_on_from_an_aligned_model(capfd: pytest.CaptureFixture[str]) -> None:
+    """From the embedded model there is no warning, and its own tokenizer is used."""
+    changes = {
+        "model.start": "calque-mini",
+        "data.max_length": 96,
+        "data.validation_examples": 0,
+        "objectives.0.batch_tokens": 192,
+        "objectives.1.batch_tokens": 1152,
+        "schedule.steps": 3,
+        "schedule.warmup": 1,
+        "engine.accumulation": 1,
+        "telemetry.every": 1,
+    }
+    assert run(["train", "xlm-align", "-o", "aligned", *options(changes)]) == 0
+    told = capfd.readouterr().err
+    assert "warning" not in told
+    assert "training a tokenizer" not in told
+    losses = read_losses("aligned")
+    assert min(losses["loss/denoising_alignment/labelled"]) > 0.5
+    assert max(losses["loss/denoising_alignment/tlm"]) < 4
+    content = json.loads(Path("aligned/model/config.json").read_text())
+    assert content["num_hidden_layers"] == 8
 
 
 def test_text_is_prepared_once_for_many_runs(capfd: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +225,7 @@ def test_paths_are_found_beside_the_recipe_and_here(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "nope"], "nope: no such recipe (give a path, or one of calque-mini, xlm"),
+        (["train", "nope"], "nope: no such recipe (give a path, or one of calque-mini"),
         (
             ["train", "xlm", "--set", "schedule.stepz=1"],
             "schedule.stepz: unknown key; did you mean",
@@ -192,6 +234,10 @@ def test_paths_are_found_beside_the_recipe_and_here(
         (["train", "xlm", "--prepared", "bitext"], "bitext: not a folder of prepared text"),
         (["train", "xlm", "--set", "data.sources.0.path=no/*.xz"], "no/*.xz: no such file"),
         (["train", "xlm", "--set", "data.sources=[]"], "the recipe names no text"),
+        (
+            ["train", "calque-mini-align", "--set", "data.sources.0.links=linked/en-de.links"],
+            "linked/en-de.links: 1 files of links for 2 bitexts (correct the paths",
+        ),
         (["prepare", "xlm", "-o", "x", "--set", "model.start=./no/x"], "./no/x: no such folder"),
     ],
 )

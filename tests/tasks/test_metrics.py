@@ -1,4 +1,4 @@
-"""Nearest neighbours against a plain double loop."""
+"""Nearest neighbours against a plain double loop, alignment error rates against plain sets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calque.tasks import metrics
-from calque.tasks.metrics import find_nearest, retrieval_accuracy
-from calque.types import InputError
+from calque.tasks.metrics import LinkCounts, count_links, find_nearest, retrieval_accuracy
+from calque.text.links import make_links
+from calque.types import InputError, Links
 
 
 def cosine(left: list[float], right: list[float]) -> float:
@@ -61,3 +62,74 @@ def test_accuracy_by_hand() -> None:
 def test_what_is_not_paired_is_an_error(shapes: tuple[int, int]) -> None:
     with pytest.raises(InputError, match="paired"):
         retrieval_accuracy(*(np.ones((n, 2), dtype=np.float32) for n in shapes))
+
+
+# Word links
+
+Triple = tuple[int, int, int]
+
+
+def links_of(rows: set[Triple], n_pairs: int) -> Links:
+    return make_links(sorted(rows), n_pairs)
+
+
+def test_error_rate_by_hand() -> None:
+    # Two pairs in the manner of WPT-2003. Links A: 4 and 3; sure: 3 and 2; possible in all: 5, 3.
+    sure = {(0, 0, 0), (0, 1, 1), (0, 2, 3), (1, 0, 1), (1, 1, 0)}
+    possible = sure | {(0, 2, 2), (0, 3, 3), (1, 1, 1)}
+    found = {(0, 0, 0), (0, 1, 1), (0, 2, 2), (0, 3, 0), (1, 0, 1), (1, 1, 1), (1, 2, 2)}
+    counts = count_links(links_of(found, 2), links_of(sure, 2), links_of(possible, 2))
+    # In S: 0-0, 1-1 of the first and 0-1 of the second. In P besides: 2-2 and 1-1.
+    assert counts == LinkCounts(n_links=7, n_sure=5, n_sure_found=3, n_possible_found=5)
+    assert counts.precision == pytest.approx(5 / 7)
+    assert counts.recall == pytest.approx(3 / 5)
+    assert counts.f1 == pytest.approx(2 * (5 / 7) * (3 / 5) / (5 / 7 + 3 / 5))
+    assert counts.aer == pytest.approx(1 - (3 + 5) / (7 + 5))
+
+
+triples = st.sets(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 5)))
+
+
+@given(triples, triples, triples)
+def test_counts_match_plain_sets(found: set[Triple], sure: set[Triple], more: set[Triple]) -> None:
+    possible = sure | more
+    want = LinkCounts(len(found), len(sure), len(found & sure), len(found & possible))
+    # Whether the sure links are listed among the possible ones or not, they are possible.
+    for others in (possible, more):
+        groups = (links_of(rows, 4) for rows in (found, sure, others))
+        assert count_links(*groups) == want
+    assert 0 <= want.aer <= 1
+    assert sum((count_part(found, sure, possible, k) for k in range(4)), LinkCounts()) == want
+    if not more - sure:  # without possible links the error rate is 1 − F1
+        assert want.aer == pytest.approx(1 - want.f1)
+
+
+def count_part(found: set[Triple], sure: set[Triple], possible: set[Triple], k: int) -> LinkCounts:
+    groups = ({(0, i, j) for pair, i, j in rows if pair == k} for rows in (found, sure, possible))
+    return count_links(*(links_of(rows, 1) for rows in groups))
+
+
+def test_a_link_named_twice_counts_once() -> None:
+    twice = make_links([(0, 1, 1), (0, 1, 1)], 1)
+    assert count_links(twice, twice, twice) == LinkCounts(1, 1, 1, 1)
+
+
+def test_rates_of_nothing() -> None:
+    nothing, something = make_links([], 1), make_links([(0, 0, 0)], 1)
+    empty = count_links(nothing, nothing, nothing)
+    assert (empty.precision, empty.recall, empty.f1, empty.aer) == (1, 1, 1, 0)
+    silent = count_links(nothing, something, something)
+    assert (silent.precision, silent.recall, silent.f1, silent.aer) == (1, 0, 0, 1)
+    wrong = count_links(something, make_links([(0, 1, 1)], 1), make_links([(0, 1, 1)], 1))
+    assert (wrong.precision, wrong.recall, wrong.f1, wrong.aer) == (0, 0, 0, 1)
+
+
+def test_words_far_apart_do_not_overflow() -> None:
+    far = make_links([(10**6, 10**8, 10**8), (10**6, 10**8, 10**8 + 1)], 10**6 + 1)
+    assert count_links(far, far, far) == LinkCounts(2, 2, 2, 2)
+
+
+def test_links_of_other_pairs_are_an_error() -> None:
+    one, two = make_links([], 1), make_links([], 2)
+    with pytest.raises(InputError, match="links of 2 pairs, gold of 1"):
+        count_links(two, one, one)

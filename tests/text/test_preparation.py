@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -334,3 +335,78 @@ def test_a_tokenizer_is_trained_on_all_languages_but_not_on_what_is_held_out(
     known = set("".join(tokenizer.get_vocab()))
     assert set("данет") <= known
     assert "Ж" not in known
+
+
+# Bitext with links
+
+
+def write_linked(tmp_path: Path, links: str = "0-0 1-1\n0-1:0.5\n\n0-0\n") -> TextSource:
+    text = "Good morning ||| Guten Morgen\nThank you ! ||| Danke sehr !\n"
+    text += "Good evening ||| Guten Abend\nGood morning ||| Guten Morgen\n"
+    (tmp_path / "en-de.text").write_text(text, "utf-8")
+    (tmp_path / "en-de.links").write_text(links, "utf-8")
+    return TextSource((tmp_path / "en-de.text",), ("en", "de"), links=tmp_path / "en-de.links")
+
+
+def test_links_are_stored_beside_their_pairs(
+    preparation_: Preparation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "BLOCK", 2)
+    source = write_linked(tmp_path)
+    (corpus,), _ = preparation_.run([source])
+    assert corpus.linked
+    assert corpus.cleaning["dropped"] == {"duplicate": 1}
+    folder = preparation_.folder / corpus.name
+    everything = np.arange(3)
+    links = TokenStore.open(folder / "links").gather(everything)
+    assert links.lengths.tolist() == [2, 1, 0]
+    assert links.ids.tolist() == [255, 1 << 20 | 1 << 8 | 255, 1 << 8 | 128]
+    for side in (0, 1):
+        counts = TokenStore.open(folder / f"words{side}").gather(everything)
+        assert counts.lengths.tolist() == [2, 3, 2]
+        ids = TokenStore.open(folder / f"side{side}").gather(everything)
+        assert counts.ids.sum() == len(ids.ids) == corpus.n_tokens[side]
+    assert open_prepared(preparation_.folder) == [corpus]
+
+
+def test_other_links_are_read_again_and_other_folders_stay_readable(
+    preparation_: Preparation, tmp_path: Path
+) -> None:
+    source = write_linked(tmp_path)
+    plain = replace(source, links=None)
+    assert source.name != plain.name
+    (corpus, other), worked_on = preparation_.run([source, plain])
+    assert worked_on == {source.name, plain.name}
+    assert not other.linked
+    assert preparation_.run([source, plain])[1] == set()
+    write_linked(tmp_path, links="0-0\n\n\n\n")
+    (again, _), worked_on = preparation_.run([source, plain])
+    assert source.name in worked_on
+    assert again.fingerprint != corpus.fingerprint
+    # A folder from before there were links says nothing of them.
+    file = preparation_.folder / plain.name / "corpus.json"
+    content = json.loads(file.read_text("utf-8"))
+    del content["linked"]
+    file.write_text(json.dumps(content), "utf-8")
+    assert [corpus.linked for corpus in open_prepared(preparation_.folder)] == [True, False]
+
+
+def test_pairs_held_out_are_known_when_split_into_words(
+    preparation_: Preparation, tmp_path: Path
+) -> None:
+    hold_out = HoldOut([("Danke sehr!", "Thank you!"), ("Good", "Guten")])
+    (corpus,), _ = preparation_.run([write_linked(tmp_path)], hold_out=hold_out)
+    assert (corpus.n_examples, corpus.cleaning["held_out"]) == (2, 1)
+    links = TokenStore.open(preparation_.folder / corpus.name / "links").gather(np.arange(2))
+    assert links.lengths.tolist() == [2, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_bad_links_are_named_whoever_reads_them(
+    preparation_: Preparation, tmp_path: Path, n_workers: int
+) -> None:
+    source = write_linked(tmp_path, "0-0\n0-0\n0-7\n0-0\n")
+    with pytest.raises(InputError, match=r"en-de\.links, line 3: a link between words 0 and 7"):
+        preparation_.run([source], n_workers=n_workers)
+    assert not (preparation_.folder / "prepared.json").exists()

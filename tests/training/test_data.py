@@ -208,3 +208,92 @@ def test_languages_come_from_the_name_or_the_recipe(folder: Path) -> None:
     assert named.languages == ("sw", "yo")
     with pytest.raises(InputError, match=r"a\.en: cannot tell the languages.*languages: en-de"):
         find(folder, {"path": "a.en", "kind": "bitext"})
+
+
+# Bitext with links
+
+
+@pytest.fixture(scope="module")
+def linked_corpora(
+    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[PreparedCorpus]]:
+    """60 linked pairs of numbered words, every tenth too long, and 40 pairs without links."""
+    files, folder = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("prepared")
+    text = [f"one {k} {'long ' * 60 if k % 10 == 9 else ''}||| zwei {k}\n" for k in range(60)]
+    (files / "en-de.text").write_text("".join(text))
+    (files / "en-de.links").write_text("0-0 1-1:0.2\n" * 60)
+    (files / "en-fr.tsv").write_text("".join(f"one {k}\tun {k}\n" for k in range(40)))
+    sources = [
+        TextSource((files / "en-de.text",), ("en", "de"), links=files / "en-de.links"),
+        TextSource((files / "en-fr.tsv",), ("en", "fr")),
+    ]
+    rules = CleaningRules(max_ratio=None, check_scripts=False, max_nonletters=None)
+    return folder, prepare_corpora(sources, tiny_tokenizer, folder, rules=rules)
+
+
+@pytest.fixture
+def open_linked(
+    linked_corpora: tuple[Path, list[PreparedCorpus]],
+    tiny_recipe: MakeRecipe,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> Callable[..., StreamPair]:
+    def open_one(kind: str, *, n_corpora: int = 2) -> StreamPair:
+        recipe = tiny_recipe(
+            "data.validation_examples=3", "data.max_length=40", f"objectives=[{{kind: {kind}}}]"
+        )
+        return open_stream(
+            build_objective(recipe.objectives[0]),
+            linked_corpora[1][-n_corpora:],
+            linked_corpora[0],
+            recipe.data,
+            Marks.of(tiny_tokenizer),
+            seed=3,
+            fixed_shape=True,
+        )
+
+    return open_one
+
+
+def test_an_objective_that_needs_links_reads_linked_text_alone(
+    open_linked: Callable[..., StreamPair],
+) -> None:
+    pair = open_linked("linked_words")
+    assert [name for name, _ in shares_of(pair)] == ["en-de"]
+    assert (pair.n_examples, pair.n_too_long) == (52, 6)  # of 60; 2 more are for validation
+    assert pair.validation is not None
+    for stream in (pair.training, pair.validation):
+        _, batch = next(stream.walk(Place(), lambda number: True))
+        assert batch is not None
+        # Both words of every pair are linked, one of them by a fifth.
+        weights = batch.joint.weights[batch.joint.weights > 0].tolist()
+        assert weights.count(1.0) == len(weights) / 2 > 20
+        assert sorted(set(weights)) == pytest.approx([0.2, 1.0])
+    with pytest.raises(InputError, match="linked_words: no linked bitext of at most 40 tokens"):
+        open_linked("linked_words", n_corpora=1)
+
+
+def test_other_objectives_read_linked_text_as_any_bitext(
+    open_linked: Callable[..., StreamPair],
+) -> None:
+    assert [name for name, _ in shares_of(open_linked("translation_lm"))] == ["en-de", "en-fr"]
+    names = [name for name, _ in shares_of(open_linked("masked_lm"))]
+    assert names == ["en", "de", "en", "fr"]
+    next(open_linked("translation_lm").training.walk(Place(), lambda number: True))
+
+
+def test_links_are_found_with_their_bitext(folder: Path) -> None:
+    for name in ("en-de.links", "en-fr.links"):
+        (folder / "recipes" / name).touch()
+    found = find(
+        folder, {"path": ["en-de.tsv", "en-fr.tsv.gz"], "kind": "bitext", "links": "*.links"}
+    )
+    assert [source.links for source in found] == [
+        folder / "recipes/en-de.links",
+        folder / "recipes/en-fr.links",
+    ]
+    (moses,) = find(folder, {"path": ["a.en", "a.de"], "kind": "bitext", "links": ["en-de.links"]})
+    assert moses.links == folder / "recipes/en-de.links"
+    with pytest.raises(InputError, match=r"\*\.links: 2 files of links for 1 bitexts"):
+        find(folder, {"path": "en-de.tsv", "kind": "bitext", "links": "*.links"})
+    with pytest.raises(InputError, match=r"no\.links: no such file"):
+        find(folder, {"path": "en-de.tsv", "kind": "bitext", "links": "no.links"})

@@ -23,7 +23,7 @@ BUNDLED = sorted(bundled_recipes())
 
 
 def test_the_bundled_recipes_are_found() -> None:
-    assert {"xlm", "xlm-tlm", "calque-mini"} <= set(BUNDLED)
+    assert {"xlm", "xlm-tlm", "calque-mini", "calque-mini-align"} <= set(BUNDLED)
 
 
 @pytest.mark.parametrize("name", BUNDLED)
@@ -207,7 +207,7 @@ def test_nothing_in_a_recipe_is_executed(tmp_path: Path) -> None:
 
 def test_an_unknown_recipe_lists_those_there_are(tmp_path: Path) -> None:
     for name in ("nope", "xlm.foo", str(tmp_path), "recipes/nope.yaml"):
-        with pytest.raises(InputError, match=r"no such recipe .*calque-mini, xlm"):
+        with pytest.raises(InputError, match=r"no such recipe .*calque-mini, .*xlm"):
             find_recipe(name)
 
 
@@ -233,6 +233,24 @@ def test_the_fingerprint_tells_what_is_learnt() -> None:
         assert load_recipe("xlm-tlm", [change]).fingerprint() != plain.fingerprint()
     for change in ("telemetry.every=5", "engine.workers=3", "checkpoints.keep=9"):
         assert load_recipe("xlm-tlm", [change]).fingerprint() == plain.fingerprint()
+
+
+def test_links_belong_to_bitext(tmp_path: Path) -> None:
+    text = "name: a\nobjectives: [{kind: masked_lm}]\ndata: {sources: [{path: x, kind: text}]}\n"
+    with pytest.raises(InputError, match=r"data\.sources\.0.*only bitext has links"):
+        load(tmp_path, text, "data.sources.0.links=y")
+
+
+def test_sources_without_links_are_written_as_they_ever_were() -> None:
+    """Tokenizers and runs made before there were links still count as those of their recipe."""
+    plain, linked = load_recipe("calque-mini"), load_recipe("calque-mini-align")
+    assert "links" not in plain.to_yaml()
+    dumped = [source.model_dump(exclude={"weight"}) for source in linked.data.sources]
+    assert [("links" in source, "weight" in source) for source in dumped] == [
+        (True, False),
+        (False, False),
+        (False, False),
+    ]
 
 
 def test_what_is_written_is_plain_yaml() -> None:

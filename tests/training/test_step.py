@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from calque.models.encoder import Encoder
+from calque.objectives.base import Objective
 from calque.training.recipe import Recipe
 from calque.training.step import TrainStep, build_optimizer, freeze, name_objectives
 from calque.types import InputError, LossTerms
@@ -19,15 +20,14 @@ from calque.types import InputError, LossTerms
 MakeRecipe = Callable[..., Recipe]
 
 
-class Multiple(nn.Module):
+class Multiple(Objective):
     """An objective whose loss is its batch times a weight of its own."""
 
     def __init__(self, kind: str, weight: float) -> None:
-        super().__init__()
-        self.settings = SimpleNamespace(kind=kind, weight=weight)
+        super().__init__(SimpleNamespace(kind=kind, weight=weight))
         self.scale = nn.Parameter(torch.tensor(2.0))
 
-    def forward(self, encoder: nn.Module, batch: Tensor) -> LossTerms:
+    def forward(self, encoder: Any, batch: Tensor) -> LossTerms:
         loss = self.scale * batch
         return LossTerms(loss, {"twice": 2 * loss})
 
@@ -59,6 +59,22 @@ def test_an_objective_without_a_batch_is_left_out() -> None:
     total, figures = step([None, torch.tensor(10.0)])
     assert total.item() == 10.0
     assert list(figures) == ["a_2", "a_2/twice"]
+
+
+class Prepared(Multiple):
+    """An objective that adds to its batch what the encoder says."""
+
+    def prepare(self, encoder: Any, batch: Tensor) -> Tensor:
+        return batch + encoder.bias.detach()[0]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batches_are_prepared_with_the_encoder(training: bool) -> None:
+    encoder: Any = nn.Linear(1, 1)
+    nn.init.constant_(encoder.bias, 10.0)
+    step = TrainStep(encoder, [Prepared("a", 1.0)]).train(training)
+    total, _ = step([torch.tensor(3.0)])
+    assert total.item() == 2.0 * 13.0
 
 
 def test_objectives_of_one_kind_are_numbered() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from calque.cli.align import align
 from calque.cli.demo import demo
 from calque.cli.embed import embed
 from calque.cli.evaluate import evaluate
@@ -16,6 +17,7 @@ from calque.cli.prepare import prepare
 from calque.cli.train import train
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "align": align,
     "demo": demo,
     "embed": embed,
     "evaluate": evaluate,

@@ -6,6 +6,7 @@ import json
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,8 @@ from calque.types import InputError, Score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from rich.table import Table
 
 
 def evaluate(
@@ -26,7 +29,7 @@ def evaluate(
     ],
     tasks: Annotated[str, typer.Option(help="Names, separated by commas.")] = "tatoeba",
     languages: Annotated[
-        str | None, typer.Option(help="Such as de,fr,ceb; by default all there are.")
+        str | None, typer.Option(help="Such as de,fr,ceb or de-en; by default all there are.")
     ] = None,
     layers: Annotated[str, typer.Option(help="all, or numbers: 4,5,-1.")] = "all",
     center: Annotated[
@@ -39,12 +42,18 @@ def evaluate(
         Path | None,
         typer.Option("--output", "-o", metavar="RESULTS.jsonl", help="One score a line."),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="PICTURE", help="Draw models layer by layer: .png, .svg or .pdf."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
 ) -> None:
-    """Score models by language and layer."""
+    """Score models by language and layer.
+
+    Tasks: tatoeba (finding translations), word_alignment (error rate of word links).
+    """
     from rich.console import Console
 
-    from calque.cli.tables import tabulate_languages, tabulate_layers
     from calque.tasks.suite import find_tasks
     from calque.text.files import write_atomically
 
@@ -53,7 +62,9 @@ def evaluate(
     if neutral and (center or numbers is not None):
         raise InputError("--neutral has its own layer", fix="drop --layers and --center")
     options: dict[str, object] = {"data": data, "languages": names, "layers": numbers}
-    options |= {"center": center, "neutral": neutral}
+    options |= _accept(asked, {"center": center, "neutral": neutral})
+    if plot is not None:
+        _check_plot(plot, asked)
     with nullcontext() if output is None else write_atomically(output) as stream:
         scores: list[Score] = []
         for model in dict.fromkeys(models):
@@ -61,12 +72,52 @@ def evaluate(
         if stream is not None:
             stream.writelines(json.dumps(asdict(score)) + "\n" for score in scores)
     for task in asked:
-        mine = [score for score in scores if score.task == task]
-        Console().print(tabulate_languages(mine), tabulate_layers(mine))
+        Console().print(*_tabulate(task, [score for score in scores if score.task == task]))
     if numbers is None and not neutral:
         print("The layer shown by language is the best on this test: fix it with --layers N.")
     if output is not None:
         print(f"{output}: {len(scores):,} scores", file=sys.stderr)
+    if plot is not None:
+        _draw(scores, plot)
+
+
+def _accept(
+    tasks: Mapping[str, Callable[..., list[Score]]], switches: Mapping[str, bool]
+) -> dict[str, bool]:
+    """Take the switches that are on, if every task knows them."""
+    chosen: dict[str, bool] = {name: value for name, value in switches.items() if value}
+    for task, score in tasks.items():
+        for name in chosen.keys() - signature(score).parameters.keys():
+            raise InputError(f"{task} knows no --{name}", fix="drop it, or ask for that task alone")
+    return chosen
+
+
+def _tabulate(task: str, scores: list[Score]) -> tuple[Table, Table]:
+    from calque.cli.alignment_tables import tabulate_pair_layers, tabulate_pairs
+    from calque.cli.tables import tabulate_languages, tabulate_layers
+    from calque.tasks import word_alignment
+
+    if task == word_alignment.TASK:
+        return tabulate_pairs(scores), tabulate_pair_layers(scores)
+    return tabulate_languages(scores), tabulate_layers(scores)
+
+
+def _check_plot(path: Path, tasks: Mapping[str, object]) -> None:
+    from calque.report.plots import check_plot
+
+    if len(tasks) > 1:
+        raise InputError("--plot draws one task", fix="ask for one with --tasks")
+    check_plot(path)
+
+
+def _draw(scores: list[Score], path: Path) -> None:
+    from calque.report.plots import plot_layers, save_plot
+    from calque.tasks import retrieval, word_alignment
+
+    main = {word_alignment.TASK: ("aer", "AER (%)")}
+    metric, label = main.get(scores[0].task, (retrieval.METRICS[0], "accuracy to English (%)"))
+    save_plot(plot_layers(scores, metric, label=label), path)
+    print(f"{path}: {label} by layer", file=sys.stderr)
 
 
 def _score_model(

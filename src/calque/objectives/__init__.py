@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from calque.objectives.base import Objective, ObjectiveSettings
+from calque.objectives.denoising_alignment import (
+    DenoisingAlignment,
+    DenoisingAlignmentSettings,
+)
+from calque.objectives.linked_words import LinkedWords, LinkedWordsSettings
 from calque.objectives.masked_lm import (
     MaskedLM,
     MaskedLMSettings,
@@ -10,11 +15,15 @@ from calque.objectives.masked_lm import (
     TranslationLMSettings,
 )
 
-AnySettings = MaskedLMSettings | TranslationLMSettings
+AnySettings = (
+    MaskedLMSettings | TranslationLMSettings | DenoisingAlignmentSettings | LinkedWordsSettings
+)
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "masked_lm": MaskedLM,
     "translation_lm": TranslationLM,
+    "denoising_alignment": DenoisingAlignment,
+    "linked_words": LinkedWords,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -81,6 +81,22 @@ class Objective(nn.Module):
     def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
         """Return the function that loading workers build batches with."""
         raise NotImplementedError
+
+    def add_weights(self, hidden_size: int, generator: torch.Generator) -> None:
+        """Make the weights of its own, if it has any, for an encoder of that width."""
+
+    def find_fault(
+        self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]
+    ) -> str | None:
+        """Say, before a run begins, what is wrong with training this encoder on such examples."""
+        return None
+
+    def prepare(self, encoder: Encoder, batch: Any) -> Any:
+        """Complete a micro-batch by what the encoder as it is now says of it, without gradients.
+
+        This comes before `forward`, and is not part of what is compiled for that.
+        """
+        return batch
 
     def forward(self, encoder: Encoder, batch: Any) -> LossTerms:
         """Compute the loss of one micro-batch."""

@@ -19,11 +19,14 @@ from calque.text.masking import MaskingRules, find_maskable, mask_tokens
 from calque.types import LossTerms, MaskedBatch, TokenBatch
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from jaxtyping import Float, Int
     from torch import Tensor
 
     from calque.models.encoder import Encoder
     from calque.objectives.base import Collate
+
+    IntArray = npt.NDArray[np.int64]
 
 IGNORED = -100
 
@@ -76,7 +79,7 @@ class MaskedLM(Objective):
 
     def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
         """Batches of single sentences."""
-        return SentenceCollator(marks, self._rules(marks), shape)
+        return SentenceCollator(marks, masking_rules(marks, self.settings.probability), shape)
 
     def forward(self, encoder: Encoder, batch: MaskedBatch) -> LossTerms:
         """Encode, keep the hidden places alone, and predict their tokens."""
@@ -84,9 +87,6 @@ class MaskedLM(Objective):
         features = encoder.predict_features(states[batch.masked])
         loss = masked_lm_loss(features, *encoder.output_layer(), batch.labels)
         return LossTerms(loss, {})
-
-    def _rules(self, marks: Marks) -> MaskingRules:
-        return MaskingRules(marks.mask, marks.vocab_size, marks.special, self.settings.probability)
 
 
 class TranslationLM(MaskedLM):
@@ -103,8 +103,8 @@ class TranslationLM(MaskedLM):
 
     def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
         """Batches of sentence pairs."""
-        reset = self.settings.positions == "reset"
-        return PairCollator(marks, self._rules(marks), shape, reset)
+        rules = masking_rules(marks, self.settings.probability)
+        return PairCollator(marks, rules, shape, self.settings.positions == "reset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +133,15 @@ class PairCollator:
 
     def __call__(self, sides: tuple[Ragged, ...], generator: torch.Generator) -> MaskedBatch:
         """Build one batch."""
-        left, right = swap_sides(sides[0], sides[1], generator)
-        marks = self.marks
-        opening = marks.last if marks.between == 2 else None
-        pairs, n_left = interleave(
-            add_marks(left, marks.first, marks.last), add_marks(right, opening, marks.last)
-        )
-        positions = ranges(np.zeros_like(pairs.lengths), pairs.lengths)
-        if self.reset:
-            positions = reset_positions(n_left, pairs.lengths - n_left)
-        tokens = pack(pairs, positions=positions, shape=self.shape, pad_id=marks.pad)
+        left, right = mark_sides(*swap_sides(sides[0], sides[1], generator), self.marks)
+        pairs, positions = join_sides(left, right, reset=self.reset)
+        tokens = pack(pairs, positions=positions, shape=self.shape, pad_id=self.marks.pad)
         return mask_batch(tokens, self.rules, generator, self.shape)
+
+
+def masking_rules(marks: Marks, probability: float) -> MaskingRules:
+    """Hide ordinary tokens with a probability."""
+    return MaskingRules(marks.mask, marks.vocab_size, marks.special, probability)
 
 
 def swap_sides(src: Ragged, tgt: Ragged, generator: torch.Generator) -> tuple[Ragged, Ragged]:
@@ -155,10 +153,21 @@ def swap_sides(src: Ragged, tgt: Ragged, generator: torch.Generator) -> tuple[Ra
     return reorder(both, places + swapped), reorder(both, places + n_pairs - swapped)
 
 
-def reset_positions(
-    n_left: np.ndarray[tuple[int], np.dtype[np.int64]],
-    n_right: np.ndarray[tuple[int], np.dtype[np.int64]],
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def mark_sides(left: Ragged, right: Ragged, marks: Marks) -> tuple[Ragged, Ragged]:
+    """Put marks around both sides, as the tokenizer does around the sentences of a pair."""
+    opening = marks.last if marks.between == 2 else None
+    return add_marks(left, marks.first, marks.last), add_marks(right, opening, marks.last)
+
+
+def join_sides(left: Ragged, right: Ragged, *, reset: bool) -> tuple[Ragged, IntArray]:
+    """Join marked sides into pairs; give their positions too, from 0 in every side if reset."""
+    pairs, n_left = interleave(left, right)
+    if reset:
+        return pairs, reset_positions(n_left, pairs.lengths - n_left)
+    return pairs, ranges(np.zeros_like(pairs.lengths), pairs.lengths)
+
+
+def reset_positions(n_left: IntArray, n_right: IntArray) -> IntArray:
     """Count each sentence of a pair from 0.
 
     >>> reset_positions(np.array([2, 1]), np.array([3, 1])).tolist()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from calque.tasks.retrieval import score_tatoeba
+from calque.tasks.word_alignment import score_word_alignment
 from calque.types import InputError, Score
 
 TASKS: dict[str, Callable[..., list[Score]]] = {
     "tatoeba": score_tatoeba,
+    "word_alignment": score_word_alignment,
 }
 
 

@@ -1,8 +1,9 @@
 """From text files to tokenised corpora on disk: read, clean, encode in parallel, store.
 
 A prepared folder holds one sub-folder a corpus (`sideK.ids.npy`, `sideK.offsets.npy`,
-`corpus.json`), the tokenizer, and `prepared.json`, which lists the corpora. Memory stays
-constant: text streams through in blocks.
+`corpus.json`), the tokenizer, and `prepared.json`, which lists the corpora. Bitext with links
+has three stores more (`words0`, `words1`, `links`). Memory stays constant: text streams through
+in blocks.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from calque.text.batching import Ragged
 from calque.text.bitext import read_bitext
@@ -30,9 +33,11 @@ from calque.text.cleaning import (
 )
 from calque.text.corpora import read_sentences
 from calque.text.files import clear_partial, read_lines, write_atomically
+from calque.text.linked_bitext import STORES, encode_linked, read_linked
 from calque.text.store import write_store
 from calque.text.tokenization import lift_limits
 from calque.text.word_cache import make_sentence_encoder
+from calque.text.word_pieces import WordEncoder
 from calque.types import InputError, SentencePair
 
 if TYPE_CHECKING:
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
 BLOCK = 4096
 INDEX, CORPUS = "prepared.json", "corpus.json"
 Example = tuple[str, ...]
+Work: TypeAlias = Callable[[list[Example]], list[Ragged]]
+Encode: TypeAlias = Callable[[Iterator[list[Example]], Work], Iterator[list[Ragged]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +59,14 @@ class TextSource:
     keep_tags: tuple[str, ...] | None = None
     exclude_tags: tuple[str, ...] = ()
     weight: float = 1.0
+    # Word links of a bitext, a line for each pair.
+    links: Path | None = None
 
     @property
     def name(self) -> str:
         """Name the corpus by its languages, tags and paths, so that no two share a folder."""
-        digest = hashlib.sha256(repr((self.paths, self.keep_tags, self.exclude_tags)).encode())
+        key: tuple[Any, ...] = (self.paths, self.keep_tags, self.exclude_tags)
+        digest = hashlib.sha256(repr(key if self.links is None else (*key, self.links)).encode())
         return f"{'-'.join(self.languages)}.{digest.hexdigest()[:8]}"
 
 
@@ -71,6 +81,7 @@ class PreparedCorpus:
     n_tokens: tuple[int, ...]
     fingerprint: str
     cleaning: dict[str, Any] = field(default_factory=dict)
+    linked: bool = False
 
 
 class HoldOut:
@@ -81,6 +92,7 @@ class HoldOut:
 
     def __init__(self, pairs: Iterable[Example] = ()) -> None:
         self.keys = {_tidy(pair) for pair in pairs}
+        self._unspaced = set(map(_remove_spaces, self.keys))
         self.n_dropped = 0
 
     def digest(self) -> bytes:
@@ -88,19 +100,29 @@ class HoldOut:
         return repr(sorted(self.keys)).encode() if self.keys else b""
 
     def filter(self, examples: Iterable[Example]) -> Iterator[Example]:
-        """Pass on the examples that are not held out, in either direction."""
+        """Pass on the examples that are not held out, in either direction.
+
+        With links come sentences split into words: spaces do not count there.
+        """
         for example in examples:
-            if self.keys and self._holds(_tidy(example)):
+            if self.keys and self._holds(example):
                 self.n_dropped += 1
             else:
                 yield example
 
     def _holds(self, example: Example) -> bool:
-        return example in self.keys or example[::-1] in self.keys
+        tidy, keys = _tidy(example[:2]), self.keys
+        if len(example) > 2:
+            tidy, keys = _remove_spaces(tidy), self._unspaced
+        return tidy in keys or tidy[::-1] in keys
 
 
 def _tidy(example: Example) -> Example:
     return tuple(map(normalize_text, example))
+
+
+def _remove_spaces(example: Example) -> Example:
+    return tuple("".join(text.split()) for text in example)
 
 
 def read_hold_out(path: Path | None) -> HoldOut:
@@ -126,6 +148,23 @@ def read_clean(
     languages = (source.languages[0], source.languages[1])
     for pair in clean_pairs(pairs, rules, report, languages):
         yield pair.src, pair.tgt
+
+
+def _read_examples(
+    source: TextSource, rules: CleaningRules, report: CleaningReport
+) -> Iterator[Example]:
+    """Stream a source's cleaned examples, with their links where it has some."""
+    if source.links is None:
+        return read_clean(source, rules, report)
+    return read_linked(
+        source.paths,
+        source.links,
+        rules,
+        report,
+        (source.languages[0], source.languages[1]),
+        keep_tags=source.keep_tags,
+        exclude_tags=source.exclude_tags,
+    )
 
 
 def prepare_corpora(
@@ -184,6 +223,16 @@ class _Job:
     fingerprint: str
     vocab_size: int
 
+    def stores(self) -> dict[str, int]:
+        """Name the stores to write, each with how many different numbers it may hold."""
+        sides = {f"side{side}": self.vocab_size for side in range(len(self.source.languages))}
+        return sides if self.source.links is None else sides | STORES
+
+    def work(self) -> Work:
+        """Give what is done to each block of examples."""
+        links = self.source.links
+        return _encode_block if links is None else partial(_encode_linked_block, links)
+
 
 class _Encoders:
     """A pool of processes that each hold the tokenizer; one worker means this process."""
@@ -192,25 +241,27 @@ class _Encoders:
         self._tokenizer, self._n_workers = tokenizer, n_workers
         self._stack = ExitStack()
 
-    def __enter__(self) -> Callable[[Iterator[list[Example]]], Iterator[list[Ragged]]]:
+    def __enter__(self) -> Encode:
         if self._n_workers <= 1:
             _load_worker(self._tokenizer)
-            return lambda blocks: map(_encode_block, blocks)
+            return lambda blocks, work: map(work, blocks)
         context = multiprocessing.get_context("spawn")
         pool = context.Pool(self._n_workers, _start_worker, (self._tokenizer,))
         self._stack.enter_context(pool)
-        return lambda blocks: _bounded_map(pool, blocks, 4 * self._n_workers)
+        return lambda blocks, work: _bounded_map(pool, blocks, work, 4 * self._n_workers)
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
         _WORKER.clear()
 
 
-def _bounded_map(pool: Any, blocks: Iterator[list[Example]], ahead: int) -> Iterator[list[Ragged]]:
+def _bounded_map(
+    pool: Any, blocks: Iterator[list[Example]], work: Work, ahead: int
+) -> Iterator[list[Ragged]]:
     """Map in order with at most `ahead` blocks under way: a fast reader must not fill memory."""
     waiting: list[Any] = []
     for block in blocks:
-        waiting.append(pool.apply_async(_encode_block, (block,)))
+        waiting.append(pool.apply_async(work, (block,)))
         if len(waiting) >= ahead:
             yield waiting.pop(0).get()
     for result in waiting:
@@ -231,6 +282,8 @@ def _load_worker(tokenizer: Path) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     engine = lift_limits(Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
     _WORKER["encode"] = make_sentence_encoder(engine)
+    # All that is asked of the tokenizer is its engine.
+    _WORKER["words"] = WordEncoder(SimpleNamespace(backend_tokenizer=engine))  # type: ignore[arg-type]
 
 
 def _encode_block(block: list[Example]) -> list[Ragged]:
@@ -238,9 +291,14 @@ def _encode_block(block: list[Example]) -> list[Ragged]:
     return [_WORKER["encode"](sentences) for sentences in zip(*block, strict=True)]
 
 
+def _encode_linked_block(links: Path, block: list[Example]) -> list[Ragged]:
+    """Encode a block of pairs with links: sides, subwords of their words, links."""
+    return encode_linked(_WORKER["words"], [(src, tgt, line) for src, tgt, line in block], links)
+
+
 def _prepare(
     job: _Job,
-    encode: Callable[[Iterator[list[Example]]], Iterator[list[Ragged]]],
+    encode: Encode,
     rules: CleaningRules,
     hold_out: HoldOut,
     on_progress: Callable[[str, int], None],
@@ -249,18 +307,19 @@ def _prepare(
     (job.folder / CORPUS).unlink(missing_ok=True)  # it must not vouch for other stores than its own
     clear_partial(job.folder)
     report, n_held_out = CleaningReport(), hold_out.n_dropped
-    examples = hold_out.filter(read_clean(job.source, rules, report))
+    examples = hold_out.filter(_read_examples(job.source, rules, report))
     n_examples, n_tokens = 0, [0] * len(job.source.languages)
     with ExitStack() as stack:
         appends = [
-            stack.enter_context(write_store(job.folder / f"side{side}", job.vocab_size))
-            for side in range(len(n_tokens))
+            stack.enter_context(write_store(job.folder / name, largest))
+            for name, largest in job.stores().items()
         ]
-        for sides in encode(_blocks(examples)):
-            for side, (append, ragged) in enumerate(zip(appends, sides, strict=True)):
+        for arrays in encode(_blocks(examples), job.work()):
+            for append, ragged in zip(appends, arrays, strict=True):
                 append(ragged)
-                n_tokens[side] += len(ragged.ids)
-            n_examples += len(sides[0].lengths)
+            for side in range(len(n_tokens)):
+                n_tokens[side] += len(arrays[side].ids)
+            n_examples += len(arrays[0].lengths)
             on_progress(job.source.name, n_examples)
     corpus = PreparedCorpus(
         job.source.name,
@@ -270,6 +329,7 @@ def _prepare(
         tuple(n_tokens),
         job.fingerprint,
         report.to_dict() | {"held_out": hold_out.n_dropped - n_held_out},
+        job.source.links is not None,
     )
     _write_json(job.folder / CORPUS, asdict(corpus))
     return corpus
@@ -282,7 +342,8 @@ def _blocks(examples: Iterator[Example]) -> Iterator[list[Example]]:
 
 def _fingerprint(source: TextSource, stamp: str) -> str:
     """Identify a corpus by its files' sizes and times, its filters and its tokenizer."""
-    files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in source.paths if p.exists()]
+    paths = source.paths if source.links is None else (*source.paths, source.links)
+    files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.exists()]
     key = repr((files, source.languages, source.keep_tags, source.exclude_tags, stamp))
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 

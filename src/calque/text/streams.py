@@ -31,13 +31,20 @@ BLOCK_SIZE = 1 << 16
 class Corpus:
     """One language's sentences (one store) or one language pair's bitext (two stores).
 
-    `index` lists the examples in use; the others are too long or kept for validation.
+    `index` lists the examples in use; the others are too long or kept for validation. What
+    `extras` store comes along after the sides, and counts for no length.
     """
 
     name: str
     sides: tuple[TokenStore, ...]
     index: npt.NDArray[np.integer[Any]]
     share: float
+    extras: tuple[TokenStore, ...] = ()
+
+    @property
+    def stores(self) -> tuple[TokenStore, ...]:
+        """Give all that a collator receives of an example."""
+        return self.sides + self.extras
 
     def __len__(self) -> int:
         return len(self.index)
@@ -101,9 +108,9 @@ class BatchStream(Generic[BatchT]):
         self, corpora: npt.NDArray[np.int64], examples: npt.NDArray[np.int64], number: int
     ) -> BatchT:
         generator = torch.Generator().manual_seed(seed_of(self.seed, number))
-        n_sides = len(self.corpora[0].sides)
-        sides = tuple(self._gather(corpora, examples, side) for side in range(n_sides))
-        return self.collate(sides, generator)
+        n_stores = len(self.corpora[0].stores)
+        arrays = tuple(self._gather(corpora, examples, store) for store in range(n_stores))
+        return self.collate(arrays, generator)
 
     def _lengths(
         self, corpora: npt.NDArray[np.int64], examples: npt.NDArray[np.int64]
@@ -117,15 +124,15 @@ class BatchStream(Generic[BatchT]):
         return lengths
 
     def _gather(
-        self, corpora: npt.NDArray[np.int64], examples: npt.NDArray[np.int64], side: int
+        self, corpora: npt.NDArray[np.int64], examples: npt.NDArray[np.int64], store: int
     ) -> Ragged:
-        """Read one side of the examples, corpus by corpus, back in batch order."""
+        """Read one store's part of the examples, corpus by corpus, back in batch order."""
         order = np.argsort(corpora, kind="stable")
         parts = []
         for number in np.unique(corpora):
             corpus = self.corpora[number]
             chosen = corpus.index[examples[corpora == number]]
-            parts.append(corpus.sides[side].gather(chosen))
+            parts.append(corpus.stores[store].gather(chosen))
         joined = Ragged(
             np.concatenate([part.ids for part in parts]),
             np.concatenate([part.lengths for part in parts]),

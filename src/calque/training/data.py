@@ -14,6 +14,7 @@ import numpy as np
 from calque.text.batching import BatchShape
 from calque.text.bitext import languages_of
 from calque.text.cleaning import CleaningRules
+from calque.text.linked_bitext import STORES
 from calque.text.preparation import PreparedCorpus, TextSource
 from calque.text.sampling import language_probabilities, number_examples
 from calque.text.store import TokenStore
@@ -78,12 +79,16 @@ def open_stream(
 
     With `fixed_shape` every batch is filled up to the same size, as a compiled step needs.
     """
+    needs_links: bool = getattr(objective, "needs_links", False)
     units = _units(prepared, folder, objective.n_sides, data.leave_out_languages)
+    if needs_links:
+        units = [unit for unit in units if unit.extras]
     n_marks = objective.n_marks(marks)
     parts = [_split(unit, n_marks, data) for unit in units]
     kept = [(unit, part) for unit, part in zip(units, parts, strict=True) if len(part.training)]
     if not kept:
         kind = "text" if objective.n_sides == 1 else "bitext"
+        kind = "linked bitext" if needs_links else kind
         raise InputError(
             f"{objective.settings.kind}: no {kind} of at most {data.max_length} tokens an example",
             fix=f"add a source of {kind}, or raise data.max_length",
@@ -96,7 +101,9 @@ def open_stream(
 
     def choose(name: str) -> list[Corpus]:
         return [
-            Corpus(unit.key, unit.sides, getattr(part, name), share)
+            Corpus(
+                unit.key, unit.sides, getattr(part, name), share, unit.extras if needs_links else ()
+            )
             for (unit, part), share in zip(kept, shares, strict=True)
             if len(getattr(part, name))
         ]
@@ -114,11 +121,15 @@ def open_stream(
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Stores that are sampled together under one language or language pair."""
+    """Stores that are sampled together under one language or language pair.
+
+    The extras of a pair with links are the subwords of its words, and the links.
+    """
 
     key: str
     sides: tuple[TokenStore, ...]
     size: float
+    extras: tuple[TokenStore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +148,26 @@ def _expand(section: SourceSection, base: Path) -> list[TextSource]:
     else:
         groups = [(path,) for paths in found for path in paths]
     keep = None if section.include_tags is None else tuple(section.include_tags)
+    exclude = tuple(section.exclude_tags)
     return [
-        TextSource(
-            group, _languages(section, group), keep, tuple(section.exclude_tags), section.weight
-        )
-        for group in groups
+        TextSource(group, _languages(section, group), keep, exclude, section.weight, links)
+        for group, links in zip(groups, _find_links(section, base, len(groups)), strict=True)
     ]
+
+
+def _find_links(section: SourceSection, base: Path, n_bitexts: int) -> Sequence[Path | None]:
+    """Find a file of links for each bitext, if the source has links."""
+    if section.links is None:
+        return [None] * n_bitexts
+    patterns = [section.links] if isinstance(section.links, str) else section.links
+    found = [path for pattern in patterns for path in _resolve(pattern, base)]
+    if len(found) != n_bitexts:
+        raise InputError(
+            f"{len(found)} files of links for {n_bitexts} bitexts",
+            file=section.links,
+            fix="correct the paths in data.sources",
+        )
+    return found
 
 
 def _are_sides(section: SourceSection, found: Sequence[Sequence[Path]]) -> bool:
@@ -201,7 +226,9 @@ def _units(
                 for language, store in zip(corpus.languages, stores, strict=True)
             ]
         elif len(stores) == n_sides:
-            units.append(_Unit("-".join(corpus.languages), stores, size))
+            names = STORES if corpus.linked else ()
+            extras = tuple(TokenStore.open(folder / corpus.name / name) for name in names)
+            units.append(_Unit("-".join(corpus.languages), stores, size, extras))
     return [unit for unit in units if unit.size > 0]
 
 

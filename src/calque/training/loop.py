@@ -85,6 +85,8 @@ class Trainer(Run):
         ):
             for name, pair in zip(self.names, self.streams, strict=True):
                 telemetry.say(f"{name}: {pair.describe()}")
+            for fault in self.faults:
+                telemetry.say(f"warning: {fault}")
             self._go(telemetry)
             return finish_run(self)
 

@@ -15,9 +15,11 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -84,12 +86,26 @@ class SourceSection(Section):
     # Two paths of bitext whose names end in two languages (news.en, news.de) are its two sides.
     path: str | list[str]
     kind: Literal["bitext", "text"]
+    # Word links of the bitext, `0-0 1-2 …` a pair: as many files as bitexts, in sorted order.
+    links: str | list[str] | None = None
     # "en-de" or "de"; by default read off the file name.
     languages: str | None = None
     include_tags: list[str] | None = None
     exclude_tags: list[str] = []
     # Multiplies this source's share in the sampling.
     weight: float = Field(1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _links_need_pairs(self) -> SourceSection:
+        if self.links is not None and self.kind != "bitext":
+            raise ValueError(f"links={self.links!r}, but only bitext has links")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave links out where there are none: a recipe without them keeps its fingerprint."""
+        content: dict[str, Any] = write(self)
+        return {key: value for key, value in content.items() if key != "links" or value is not None}
 
 
 class DataSection(Section):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from calque.objectives import build_objective
 from calque.objectives.base import Marks
-from calque.text.streams import Place, load_batches, seed_of
+from calque.text.streams import BatchStream, Place, load_batches, seed_of
+from calque.training import checkpoints
 from calque.training.averaging import WeightAverage
 from calque.training.data import open_stream
 from calque.training.setup import build_encoder, make_accelerator, open_text
@@ -18,6 +21,8 @@ from calque.training.watch import Watch
 from calque.types import InputError
 
 if TYPE_CHECKING:
+    from calque.objectives import Objective
+    from calque.text.batching import Ragged
     from calque.training.recipe import Recipe
 
     Loaders = list[Iterator[tuple[Place, Any]]]
@@ -34,7 +39,7 @@ class Run:
         self.recipe, self.folder = recipe, folder
         self.encoder = build_encoder(recipe, tokenizer)
         self.accelerator = make_accelerator(recipe, self.encoder)
-        objectives = [build_objective(settings) for settings in recipe.objectives]
+        objectives = self._build_objectives()
         self.names = name_objectives(objectives)
         self.module = TrainStep(self.encoder, objectives).train()
         freeze(self.module, recipe.freeze)
@@ -58,6 +63,7 @@ class Run:
             )
         self.text = [[*corpus.languages, *corpus.n_tokens] for corpus in prepared]
         self.average = WeightAverage(recipe)
+        self.faults = self._find_faults(objectives)
         self.wrapped, self.optimizer = self.accelerator.prepare(
             self.module, build_optimizer(self.module, recipe.optimizer)
         )
@@ -104,6 +110,25 @@ class Run:
             "micro-batches a step": self.n_micro,
         }
 
+    def _build_objectives(self) -> list[Objective]:
+        """Make the objectives, with weights drawn from the recipe's seed where they have some."""
+        objectives = [build_objective(settings) for settings in self.recipe.objectives]
+        for number, objective in enumerate(objectives):
+            generator = torch.Generator().manual_seed(seed_of(self.recipe.seed, number, 0))
+            objective.add_weights(self.encoder.hidden_size, generator)
+        return objectives
+
+    def _find_faults(self, objectives: Sequence[Objective]) -> list[str]:
+        """Let each objective look at its first examples; a run that goes on has been told."""
+        if checkpoints.find_latest(self.folder) is not None:
+            return []
+        marks = Marks.of(self.encoder.tokenizer)
+        found = [
+            objective.find_fault(self.encoder, marks, _read_examples(pair.training))
+            for objective, pair in zip(objectives, self.streams, strict=True)
+        ]
+        return [f"{name}: {fault}" for name, fault in zip(self.names, found, strict=True) if fault]
+
     def _open_loaders(self) -> Loaders:
         """Open every stream at its place; this process gets its share of the batches."""
         workers = self.recipe.engine.workers
@@ -118,3 +143,11 @@ class Run:
             )
             for pair, place in zip(self.streams, self.places, strict=True)
         ]
+
+
+def _read_examples(stream: BatchStream[Any]) -> Iterator[tuple[Ragged, ...]]:
+    """Give the examples of a stream's batches as they are before collation."""
+    bare = BatchStream(stream.corpora, stream.plan, lambda sides, generator: sides, stream.seed)
+    for _, sides in bare.walk(Place(), lambda number: True):
+        assert sides is not None  # all are wanted
+        yield sides

@@ -35,12 +35,14 @@ class TrainStep(nn.Module):
         """Return the loss to follow and every objective's own; None for a batch leaves one out."""
         total: Tensor | None = None
         figures: dict[str, Tensor] = {}
-        names = name_objectives(self.objectives)
+        objectives: Sequence[Any] = list(self.objectives)
+        names = name_objectives(objectives)
         for name, objective, weight, batch in zip(
-            names, self.objectives, self.weights, batches, strict=True
+            names, objectives, self.weights, batches, strict=True
         ):
             if batch is None:
                 continue
+            batch = objective.prepare(self.encoder, batch)
             # Validation is rare: compiling it too would cost more than it saves.
             compute = objective if self.training else objective.forward
             terms = compute(self.encoder, batch)

@@ -1,0 +1,1 @@
+"""Result files in, figures for readers out."""

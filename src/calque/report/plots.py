@@ -1,0 +1,101 @@
+"""Pictures of scores: how models do from layer to layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from calque.types import InputError, MissingExtra, Score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg", ".pdf")
+MEAN = "mean"
+N_COLUMNS, PANEL_INCHES = 3, (3.6, 2.8)
+# Told apart by the color-blind, and by their shapes in black and white (Okabe and Ito, 2008).
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = "osD^vP"
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a picture that cannot be made, before the work begins."""
+    if path.suffix not in SUFFIXES:
+        fix = f"name it {path.stem}.png, .svg or .pdf"
+        raise InputError(f"no picture is written as {path.suffix!r}", file=path, fix=fix)
+    if not path.parent.is_dir():
+        raise InputError("its folder does not exist", file=path, fix=f"mkdir -p {path.parent}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MissingExtra("matplotlib", "plots") from None
+
+
+def plot_layers(scores: Sequence[Score], metric: str, *, label: str | None = None) -> Figure:
+    """Draw a metric by layer, a line for each model, a panel for each language and the mean.
+
+    With word alignments it is Figure 2 of XLM-Align (Chi et al., 2021).
+    """
+    from matplotlib.figure import Figure
+
+    mine = [score for score in scores if score.metric == metric and score.layer is not None]
+    if not mine:
+        raise InputError(f"no {metric} by layer to draw", fix="score several layers")
+    languages = list(dict.fromkeys(score.language for score in mine))
+    if len(languages) == 2 and MEAN in languages:  # of one language
+        languages.remove(MEAN)
+    names = shorten_names(dict.fromkeys(score.model for score in mine))
+    n_columns = min(N_COLUMNS, math.ceil(math.sqrt(len(languages))))
+    n_rows = math.ceil(len(languages) / n_columns)
+    width, height = PANEL_INCHES
+    figure = Figure(figsize=(width * n_columns, height * n_rows), layout="constrained")
+    panels = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
+    for language, panel in zip(languages, panels, strict=False):
+        _draw_panel(panel, [score for score in mine if score.language == language], names)
+        panel.set_title(language, fontsize="medium")
+    for panel in panels[len(languages) :]:
+        panel.set_visible(False)
+    figure.supxlabel("layer")
+    figure.supylabel(label or metric)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=len(names),
+        frameon=False,
+    )
+    return figure
+
+
+def save_plot(figure: Figure, path: Path) -> None:
+    """Write a picture, whole or not at all."""
+    draft = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        figure.savefig(draft, dpi=150)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def shorten_names(models: Iterable[str]) -> dict[str, str]:
+    """Name models by the last part of their paths, or whole where those are the same.
+
+    >>> shorten_names(["runs/a", "runs/b"]), shorten_names(["a/model", "b/model"])
+    ({'runs/a': 'a', 'runs/b': 'b'}, {'a/model': 'a/model', 'b/model': 'b/model'})
+    """
+    last = {model: model.rstrip("/").rpartition("/")[2] for model in models}
+    return last if len(set(last.values())) == len(last) else {model: model for model in last}
+
+
+def _draw_panel(panel: Axes, scores: Sequence[Score], names: Mapping[str, str]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for number, (model, name) in enumerate(names.items()):
+        points = sorted((s.layer or 0, 100 * s.value) for s in scores if s.model == model)
+        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+        layers, values = [x for x, _ in points], [y for _, y in points]
+        panel.plot(layers, values, color=color, marker=marker, markersize=4, label=name)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.grid(alpha=0.3)

@@ -1,0 +1,66 @@
+"""Plots: the right points in the right panels, and files that are what they say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from calque.report.plots import check_plot, plot_layers, save_plot, shorten_names
+from calque.types import InputError, MissingExtra, Score
+
+SCORES = [
+    Score(model, "word_alignment", language, metric, value / 100, 9, layer)
+    for model, start in (("runs/a", 50), ("runs/b", 30))
+    for language, shift in (("de-en", 0), ("en-fr", 5), ("mean", 2))
+    for metric, value in (("aer", start + shift), ("f1", 1))
+    for layer in (0, 1, 2)
+]
+
+
+def test_a_line_a_model_and_a_panel_a_language() -> None:
+    pytest.importorskip("matplotlib")
+    figure = plot_layers(SCORES[::-1], "aer", label="AER (%)")
+    panels = [panel for panel in figure.axes if panel.get_visible()]
+    assert [panel.get_title() for panel in panels] == ["mean", "en-fr", "de-en"]
+    for panel, shift in zip(panels, (2, 5, 0), strict=True):
+        lines = {line.get_label(): line for line in panel.get_lines()}
+        assert set(lines) == {"a", "b"}
+        assert list(lines["a"].get_xdata()) == [0, 1, 2]
+        assert list(lines["a"].get_ydata()) == pytest.approx([50 + shift] * 3)
+        assert list(lines["b"].get_ydata()) == pytest.approx([30 + shift] * 3)
+        assert lines["a"].get_color() != lines["b"].get_color()
+    (legend,) = figure.legends
+    assert {text.get_text() for text in legend.get_texts()} == {"a", "b"}
+
+
+def test_one_language_needs_no_mean() -> None:
+    pytest.importorskip("matplotlib")
+    scores = [score for score in SCORES if score.language != "en-fr"]
+    assert [panel.get_title() for panel in plot_layers(scores, "aer").axes] == ["de-en"]
+    with pytest.raises(InputError, match="no bleu by layer to draw"):
+        plot_layers(scores, "bleu")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")]
+)
+def test_files(tmp_path: Path, suffix: str, start: bytes) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"plot{suffix}"
+    check_plot(path)
+    save_plot(plot_layers(SCORES, "aer"), path)
+    assert path.read_bytes().startswith(start)
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
+def test_names() -> None:
+    assert shorten_names(["x/a/", "b"]) == {"x/a/": "a", "b": "b"}
+    assert shorten_names(["x/model", "y/model"]) == {"x/model": "x/model", "y/model": "y/model"}
+
+
+def test_a_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtra, match=r"matplotlib is not installed .*calque\[plots\]"):
+        check_plot(tmp_path / "a.png")
