@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from zlib import crc32
 
 import numpy as np
@@ -37,7 +38,7 @@ class ToyAligner:
     def with_layer(self, layer: int) -> ToyAligner:
         return ToyAligner(layer, self.delay)
 
-    def align_block(self, pairs: Sequence[WordPair]) -> AlignedBlock:
+    def align_block(self, pairs: Sequence[WordPair], first: int = 0) -> AlignedBlock:
         time.sleep(self.delay)
         stop = (os.environ.get("TOY_STOP_RANK"), os.environ.get("TOY_STOP_BLOCK"))
         if stop == (os.environ.get("RANK"), str(self.n_blocks)):
@@ -61,15 +62,16 @@ class ToyAligner:
         return AlignedBlock(Links(owners, words, shifted, scores, len(pairs)), report)
 
 
+@contextmanager
 def choose_aligner(
-    options: AlignerOptions, read_pairs: Callable[[], Iterator[WordPair]]
-) -> ChosenAligner:
+    options: AlignerOptions,
+    read_pairs: Callable[[], Iterator[WordPair]],
+    read_bitext: Callable[[], Iterator[WordPair]],
+) -> Iterator[ChosenAligner]:
     layer = 1 if options.layer is None else options.layer
     aligner = ToyAligner(layer, float(os.environ.get("TOY_DELAY", "0")))
     n_pairs = int(os.environ.get("TOY_BLOCK", "8"))
-    return ChosenAligner(
-        aligner, "toy", n_pairs, lambda: {"method": options.method, "layer": layer}
-    )
+    yield ChosenAligner(aligner, "toy", n_pairs, lambda: {"method": options.method, "layer": layer})
 
 
 def choose_sweep(options: AlignerOptions) -> tuple[dict[str, ToyAligner], list[int]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from calque.cli import aligners
 from calque.cli.aligners import AlignerOptions, choose_aligner, choose_sweep, fingerprint
 from calque.tools.aligning import WordPair
 from calque.types import InputError
@@ -42,13 +45,39 @@ def test_the_neural_aligner(tiny_folder: Path) -> None:
     options = AlignerOptions(
         model=str(tiny_folder), method="argmax", layer=-1, encode="separate", device="cpu"
     )
-    chosen = choose_aligner(options, read_pairs)
-    assert chosen.name == "neural argmax layer 4"
-    block = chosen.aligner.align_block(PAIRS)
-    assert (block.report.n_pairs, block.report.n_empty) == (2, 1)
-    settings = chosen.settings()
+    with choose_aligner(options, read_pairs) as chosen:
+        assert chosen.name == "neural argmax layer 4"
+        block = chosen.aligner.align_block(PAIRS)
+        assert (block.report.n_pairs, block.report.n_empty) == (2, 1)
+        settings = chosen.settings()
     assert settings["model"] == fingerprint(tiny_folder)
     assert (settings["method"], settings["layer"], settings["device"]) == ("argmax", -1, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"load": Path("m")}, "--load with --aligner neural"),
+        ({"save": Path("m")}, "--save with --aligner neural"),
+        ({"bitext": ("x",)}, "--bitext with --aligner neural"),
+        ({"aligner": "eflomal", "adapt": True}, "--adapt with --aligner eflomal"),
+        ({"aligner": "hybrid", "load": Path("m"), "save": Path("n")}, "--save with"),
+        ({"aligner": "hybrid", "load": Path("m"), "bitext": ("x",)}, "--bitext with"),
+        ({"adapt_steps": 5}, "--adapt-steps with"),
+        ({"save_model": Path("m")}, "--save-model with"),
+        ({"symmetrize": "best"}, "--symmetrize best does not exist"),
+        ({"aligner": "giza"}, "--aligner giza does not exist"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=re.escape(problem)):
+        AlignerOptions(**options)
+
+
+def test_the_symmetrizations_are_those_there_are() -> None:
+    from calque.align.symmetrize import SYMMETRIZATIONS
+
+    assert set(SYMMETRIZATIONS) == set(aligners.SYMMETRIZATIONS)
 
 
 def test_a_sweep_tries_all_methods_and_layers(tiny_folder: Path) -> None:

@@ -72,7 +72,38 @@ def align(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Score every layer and method against --gold.")
     ] = False,
-    aligner: Annotated[str, typer.Option(metavar="KIND", help="neural.")] = "neural",
+    aligner: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="neural, hybrid, eflomal or fast-align; else hybrid with --bitext or --load.",
+        ),
+    ] = None,
+    bitext: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE", help="More sentence pairs to learn from, beside FILE; repeatable."
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep what was learned, for --load.")
+    ] = None,
+    load: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Use what an earlier run kept with --save.")
+    ] = None,
+    symmetrize: Annotated[
+        str | None,
+        typer.Option(metavar="HOW", help="For eflomal: grow-diag-final-and, intersection, union …"),
+    ] = None,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Train the encoder on the bitext first; wants a GPU.")
+    ] = False,
+    adapt_steps: Annotated[
+        int | None, typer.Option(min=1, help="How long; else 1000 steps, 100 on a CPU.")
+    ] = None,
+    save_model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the adapted encoder: DIR/run/model.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="A model folder or hub name; else the embedded model.")
     ] = None,
@@ -107,12 +138,14 @@ def align(
     calque align big.tsv -o links --resume     after a kill: the same, to the byte
     calque align test.text --gold test.gold    precision, recall, F1, AER
     calque align test.text --gold test.gold --sweep        … by layer and method
+    calque align test.text --bitext train.tsv.xz           with a bitext: hybrid, the best
+    calque align bitext.tsv --aligner eflomal --save m     … fast-align, and hybrid --load m
     torchrun --nproc_per_node 8 -m calque align big.tsv -o links
 
     Files are plain, .gz, .xz or .zst, and of any size: memory does not grow with them. Until LINKS
     is whole its blocks are kept in LINKS.partial/. With --gold, links are written only with -o.
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
-    from calque.cli.align_job import AlignJob
+    from calque.cli.align_job import AlignJob, check_readable
     from calque.cli.aligners import AlignerOptions, check_choice
     from calque.text.segmentation import find_splitter, parse_languages
     from calque.tools.link_writer import LinkLayout
@@ -121,7 +154,20 @@ def align(
     check_choice("--format", format, FORMATS)
     check_choice("--input", input_format, INPUTS)
     options = AlignerOptions(
-        aligner, model, method, _parse_layer(layer), encode, batch_tokens, device
+        aligner or ("hybrid" if (bitext and not adapt) or load else "neural"),
+        model,
+        method,
+        _parse_layer(layer),
+        encode,
+        batch_tokens,
+        device,
+        tuple(bitext or ()),
+        save,
+        load,
+        symmetrize,
+        adapt,
+        adapt_steps,
+        save_model,
     )
     languages = None if tokenize is None else parse_languages(tokenize)
     for language in languages or ():
@@ -129,12 +175,14 @@ def align(
     layout = LinkLayout(cast(Any, format), scores, languages)
     paths = (file,) if other is None else (file, other)
     job = AlignJob(paths, cast(Any, input_format), output, skip_bad, gold, gold_from_one, resume)
+    for path in options.bitext:
+        check_readable(path)
     if sweep:
         _sweep(job, layout, options)
         return
     with join_shards() as shard:
         try:
-            shard.run_on_main(lambda: job.check(shard))
+            shard.run_on_main(lambda: job.check(shard, learns=options.learns))
             _align(job, layout, options, shard)
         except StoppedByMain:
             raise typer.Exit(2) from None
@@ -146,7 +194,7 @@ def align(
 
 def _align(job: AlignJob, layout: LinkLayout, options: AlignerOptions, shard: Shard) -> None:
     from calque.cli import aligners
-    from calque.cli.align_job import GoldTally
+    from calque.cli.align_job import GoldTally, read_files
     from calque.cli.progress import show_progress
     from calque.tools.link_writer import write_links
 
@@ -154,9 +202,15 @@ def _align(job: AlignJob, layout: LinkLayout, options: AlignerOptions, shard: Sh
     n_pairs = shard.run_on_main(job.prepare)
     gold = job.read_gold(n_pairs)
     tally = None if gold is None else GoldTally(gold)
-    chosen = aligners.choose_aligner(options, lambda: map(layout.split, job.read_again()))
-    layout = replace(layout, block_pairs=chosen.block_pairs)
     with ExitStack() as stack:
+        chosen = stack.enter_context(
+            aligners.choose_aligner(
+                options,
+                lambda: map(layout.split, job.read_again()),
+                lambda: map(layout.split, read_files(options.bitext, job.input_format)),
+            )
+        )
+        layout = replace(layout, block_pairs=chosen.block_pairs)
         progress = show_progress("aligning", n_pairs) if shard.is_main else nullcontext()
         settings = {
             "pairs": n_pairs,
@@ -189,6 +243,7 @@ def _sweep(job: AlignJob, layout: LinkLayout, options: AlignerOptions) -> None:
     from calque.cli.progress import show_progress
     from calque.tasks.word_alignment import count_layers
 
+    aligners.check_sweep(options)
     job.check_sweep()
     pairs = [layout.split(pair) for pair in job.read(None)]
     gold = job.read_gold(len(pairs))
@@ -219,6 +274,8 @@ def _describe(totals: LinkTotals) -> str:
     notes = [f"{report.n_pairs:,} pairs{before}", f"{report.n_links:,} links"]
     if report.n_long:
         notes.append(f"{report.n_long:,} long pairs in {report.n_windows:,} windows")
+    if report.n_cut:
+        notes.append(f"{report.n_cut:,} huge words known by their beginnings")
     if report.n_cut:
         notes.append(f"{report.n_cut:,} words too long, known by their beginnings")
     if n_empty := report.n_empty - totals.n_skipped:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calque.text.bitext import Format
-from calque.text.files import SkippedLines, shown, write_atomically
+from calque.text.bitext import Format, read_bitext
+from calque.text.files import SkippedLines, scan_lines, shown, write_atomically
 from calque.text.links import GoldLinks, read_gold
 from calque.tools.link_writer import LinkSink, LinkStream, check_output, open_sink, read_in_step
 from calque.tools.resumable_file import Settings, read_settings, working_folder
@@ -62,8 +62,15 @@ class AlignJob:
         """Whether the links go to standard output."""
         return self.target is None and (self.gold is None or self.output is not None)
 
-    def check(self, shard: Shard) -> None:
-        """Refuse what does not go together."""
+    def check(self, shard: Shard, *, learns: bool = False) -> None:
+        """Refuse what does not go together; `learns` if an aligner is trained on the text."""
+        if learns and not self.can_reread:
+            raise InputError("a pipe is read once, and training reads it first", fix="give files")
+        if learns and (self.resume or shard.n_ranks > 1):
+            raise InputError(
+                "training again would give other links",
+                fix="train in one process with --save DIR, then align with --load DIR",
+            )
         if self.resume and self.target is None:
             raise InputError("--resume needs a file to go on with", fix="name it with -o")
         if self.resume and not self.can_reread:
@@ -129,6 +136,18 @@ class AlignJob:
         if n_pairs is not None:
             check_gold(found, n_pairs, shown(self.paths[0]))
         return found
+
+
+def check_readable(path: str) -> None:
+    """Refuse a file that cannot be opened, before any work."""
+    for _ in scan_lines(path):
+        break
+
+
+def read_files(paths: Iterable[str], format: Format) -> Iterator[SentencePair]:
+    """Read the pairs of several files, one after the other."""
+    for path in paths:
+        yield from read_bitext(path, format)
 
 
 class GoldTally:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,9 +19,19 @@ if TYPE_CHECKING:
 
     ReadPairs = Callable[[], Iterator[WordPair]]
 
-ALIGNERS = ("neural",)
+ALIGNERS = ("neural", "eflomal", "fast-align", "hybrid")
+LEARNERS = ALIGNERS[1:]
 METHODS = ("ot", "itermax", "argmax", "match")
 ENCODINGS = ("joint", "separate")
+SYMMETRIZATIONS = (
+    "grow-diag-final-and",
+    "grow-diag-final",
+    "grow-diag",
+    "intersection",
+    "union",
+    "forward",
+    "backward",
+)
 # A GPU needs more pairs to fill its batches, and loses less time to a kill.
 BLOCK_PAIRS = {"cpu": 2048, "cuda": 16384}
 
@@ -35,10 +47,44 @@ class AlignerOptions:
     encode: str | None = None
     batch_tokens: int | None = None
     device: str = "auto"
+    bitext: tuple[str, ...] = ()
+    save: Path | None = None
+    load: Path | None = None
+    symmetrize: str | None = None
+    adapt: bool = False
+    adapt_steps: int | None = None
+    save_model: Path | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("aligner", ALIGNERS), ("method", METHODS), ("encode", ENCODINGS)):
             check_choice(f"--{name}", getattr(self, name), known)
+        if self.symmetrize is not None:
+            check_choice("--symmetrize", self.symmetrize, SYMMETRIZATIONS)
+        self._check_together()
+
+    @property
+    def learns(self) -> bool:
+        """Whether something is trained before the aligning, on the text itself among others."""
+        return self.adapt or (self.aligner in LEARNERS and self.load is None)
+
+    def _check_together(self) -> None:
+        """Refuse options that do not go together."""
+        neural, statistical = self.aligner == "neural", self.aligner in ("eflomal", "fast-align")
+        clashes = [
+            (neural and self.load, "--load", "a statistical model is for hybrid, eflomal …"),
+            (neural and self.save, "--save", "a statistical model is for hybrid, eflomal …"),
+            (neural and self.symmetrize, "--symmetrize", "it is for eflomal"),
+            (neural and self.bitext and not self.adapt, "--bitext", "add --adapt, or use hybrid"),
+            (self.load and self.save, "--save", "the model of --load is saved already"),
+            (self.load and self.bitext and not self.adapt, "--bitext", "--load trains nothing"),
+            (statistical and self.adapt, "--adapt", "there is no encoder to adapt: use hybrid"),
+            (statistical and self.method, "--method", "it is for neural and hybrid"),
+            (self.save_model and not self.adapt, "--save-model", "it keeps what --adapt makes"),
+            (self.adapt_steps and not self.adapt, "--adapt-steps", "add --adapt"),
+        ]
+        for clash, option, reason in clashes:
+            if clash:
+                raise InputError(f"{option} with --aligner {self.aligner}", fix=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +100,58 @@ class ChosenAligner:
     settings: Callable[[], Settings]
 
 
-def choose_aligner(options: AlignerOptions, read_pairs: ReadPairs) -> ChosenAligner:
+@contextmanager
+def choose_aligner(
+    options: AlignerOptions, read_pairs: ReadPairs, read_bitext: ReadPairs = lambda: iter(())
+) -> Iterator[ChosenAligner]:
     """Make the aligner asked for; one that learns from the text reads the pairs first."""
-    encoder = _load(options)
-    aligner = _make_neural(encoder, options.method, options)
-    kind = next(encoder.parameters()).device.type
+    from calque.cli import trained_aligners as trained
+
+    statistical = None
+    if options.aligner in LEARNERS:
+        statistical = trained.get_statistical(options, read_pairs, read_bitext)
+        labeler = trained.make_statistical(options, statistical)
+        if options.aligner != "hybrid":
+            yield ChosenAligner(labeler, options.aligner, BLOCK_PAIRS["cuda"], _settings(options))
+            return
+
+    def read_all() -> Iterator[WordPair]:
+        return chain(read_pairs(), read_bitext())
+
+    labels = None if statistical is None else trained.make_statistical(options, statistical)
+    with trained.adapt(options, _load(options), read_all, labels) as encoder:
+        aligner: Aligner
+        if statistical is None:
+            aligner = _make_neural(encoder, options.method, options)
+        else:
+            aligner = _make_hybrid(encoder, statistical, options)
+        kind = next(encoder.parameters()).device.type
+        block_pairs = BLOCK_PAIRS.get(kind, BLOCK_PAIRS["cpu"])
+        name = _describe(aligner, options)
+        yield ChosenAligner(aligner, name, block_pairs, _settings(options, encoder))
+
+
+def _settings(options: AlignerOptions, encoder: Any = None) -> Callable[[], Settings]:
+    """Give what the links of an aligner depend on."""
 
     def settings() -> Settings:
-        return {
+        found: dict[str, Any] = {
             "calque": _version(),
             "aligner": options.aligner,
-            "model": fingerprint(encoder.folder),
             "method": options.method,
             "layer": options.layer,
             "encode": options.encode,
             "batch_tokens": options.batch_tokens,
-            "device": kind,
+            "symmetrize": options.symmetrize,
         }
+        if options.load is not None:
+            found["statistics"] = fingerprint(options.load)
+        if encoder is not None:
+            kind = next(encoder.parameters()).device.type
+            found |= {"model": fingerprint(encoder.folder), "device": kind}
+        return found
 
-    block_pairs = BLOCK_PAIRS.get(kind, BLOCK_PAIRS["cpu"])
-    return ChosenAligner(aligner, _describe(aligner, options), block_pairs, settings)
+    return settings
 
 
 def choose_sweep(options: AlignerOptions) -> tuple[Mapping[str, LayeredAligner], list[int]]:
@@ -83,6 +161,12 @@ def choose_sweep(options: AlignerOptions) -> tuple[Mapping[str, LayeredAligner],
     layers = range(encoder.n_layers + 1) if options.layer is None else [options.layer]
     numbers = [encoder.check_layer(layer) for layer in layers]
     return {method: _make_neural(encoder, method, options) for method in methods}, numbers
+
+
+def check_sweep(options: AlignerOptions) -> None:
+    """Refuse a sweep of what has no layers, or would have to be trained for each."""
+    if options.aligner != "neural" or options.adapt:
+        raise InputError("--sweep tries the layers of an encoder", fix="use --aligner neural")
 
 
 def check_choice(option: str, value: str | None, known: tuple[str, ...]) -> None:
@@ -118,6 +202,19 @@ def _make_neural(encoder: Any, method: str | None, options: AlignerOptions) -> L
         batch_tokens=options.batch_tokens,
     )
     return cast("LayeredAligner", aligner)
+
+
+def _make_hybrid(encoder: Any, statistical: Any, options: AlignerOptions) -> Aligner:
+    from calque.tools.hybrid_aligner import HybridAligner, make_words
+
+    words = make_words(
+        encoder,
+        method=cast(Any, options.method),
+        layer=options.layer,
+        encode=cast(Any, options.encode),
+        batch_tokens=options.batch_tokens,
+    )
+    return HybridAligner(words, statistical, own_text=options.load is None)
 
 
 def _describe(aligner: object, options: AlignerOptions) -> str:

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, where someone can see it."""
+"""Progress on standard error, where someone can see it."""
 
 from __future__ import annotations
 
@@ -27,3 +27,16 @@ def show_progress(label: str, total: int | None) -> Iterator[Callable[[int], Non
     ) as progress:
         task = progress.add_task(label, total=total)
         yield lambda n_done: progress.advance(task, n_done)
+
+
+@contextmanager
+def show_phases(label: str) -> Iterator[Callable[[str], None]]:
+    """Turn a wheel while the block runs, for work that cannot say how far it is; yield its text."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda phase: None
+        return
+    with console.status(label) as status:
+        yield lambda phase: status.update(f"{label}: {phase}")

@@ -46,8 +46,11 @@ class AlignedBlock:
 
 
 class Aligner(Protocol):
-    """Links the words of sentence pairs; the links of a pair depend on that pair alone."""
+    """Links the words of sentence pairs.
 
-    def align_block(self, pairs: Sequence[WordPair]) -> AlignedBlock:
-        """Align some pairs, in their order."""
+    What a pair's links are depends on that pair alone, but for aligners that say otherwise.
+    """
+
+    def align_block(self, pairs: Sequence[WordPair], first: int = 0) -> AlignedBlock:
+        """Align some pairs, in their order; they begin with pair `first` of a longer text."""
         ...

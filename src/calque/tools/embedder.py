@@ -207,4 +207,5 @@ def _keep_text(
 
 
 def device_of(encoder: Encoder) -> torch.device:
+    """Tell where an encoder is."""
     return next(encoder.parameters()).device

@@ -126,7 +126,7 @@ def write_links(
     for block in cut_blocks(pairs, layout.block_pairs):
         if sink.wants(_identify(block)):
             words = [layout.split(pair) for pair in block]
-            aligned = aligner.align_block(words)
+            aligned = aligner.align_block(words, first)
             if observe is not None:
                 observe(first, words, aligned)
             lines = format_links(aligned.links, words, layout.format, scores=layout.scores)

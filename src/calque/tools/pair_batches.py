@@ -94,7 +94,10 @@ def build_pair_batch(windows: PairWindows, rows: IntArray, layout: PairLayout) -
     tokens, src_places, tgt_places = (_join if layout.joint else _set_apart)(src, tgt, layout)
     return PairBatch(
         tokens,
-        *map(torch.from_numpy, (src_places, tgt_places, src_slots, tgt_slots)),
+        torch.from_numpy(src_places),
+        torch.from_numpy(tgt_places),
+        torch.from_numpy(src_slots),
+        torch.from_numpy(tgt_slots),
         len(rows),
         src_width,
         tgt_width,

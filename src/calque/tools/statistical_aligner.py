@@ -104,7 +104,7 @@ class StatisticalAligner:
         """Give the links of pairs of the training text forward and backward, as `directions`."""
         return self.training.directions(start, min(stop, self.n_pairs))
 
-    def align_block(self, pairs: Sequence[WordPair]) -> AlignedBlock:
+    def align_block(self, pairs: Sequence[WordPair], first: int = 0) -> AlignedBlock:
         """Align new pairs with what was learned; the model itself does not change."""
         found = FoundLinks(*self.engine.align(self.lexicon, pairs))
         return found.join(0, len(pairs), self.symmetrize)
@@ -149,6 +149,17 @@ class StatisticalAligner:
             FoundLinks.read(folder, library.n_sets),
             symmetrize,
         )
+
+
+@dataclass(frozen=True)
+class TrainingText:
+    """Gives the text that an aligner was trained on the links that it got in training."""
+
+    model: StatisticalAligner
+
+    def align_block(self, pairs: Sequence[WordPair], first: int = 0) -> AlignedBlock:
+        """Give the links of some pairs of that text, which begin with pair `first`."""
+        return self.model.training_block(first, first + len(pairs))
 
 
 def check_statistical(kind: str, symmetrize: str) -> None:

@@ -142,7 +142,7 @@ class WordAligner:
         return found
 
     def align_block(
-        self, pairs: Sequence[WordPair], evidence: Evidence | None = None
+        self, pairs: Sequence[WordPair], first: int = 0, *, evidence: Evidence | None = None
     ) -> AlignedBlock:
         """Align some pairs, in their order."""
         return self.align_layers(pairs, [self.layer], evidence)[self.layer]

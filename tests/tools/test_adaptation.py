@@ -1,0 +1,36 @@
+"""A short training before aligning: with a labeler's links, and with the encoder's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from calque.models.encoder import Encoder
+from calque.tools.adaptation import Adaptation
+from calque.tools.word_aligner import WordAligner
+
+Row = tuple[str, str, str]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("labeled", [True, False])
+def test_adapts_a_copy(
+    tiny_folder: Path, demo_rows: list[Row], tmp_path: Path, labeled: bool
+) -> None:
+    encoder = Encoder.load(tiny_folder)
+    pairs = [(row[2].split(), row[1].split()) for row in demo_rows[:100]]
+    before = {name: value.clone() for name, value in encoder.named_parameters()}
+    labeler = WordAligner(encoder) if labeled else None
+    found = Adaptation(tmp_path, steps=4, learning_rate=1e-3).train(encoder, pairs, labeler)
+    adapted = Encoder.load(found)
+    changed = [
+        name
+        for name, value in adapted.named_parameters()
+        if not torch.equal(value, before[name].to(value.dtype))
+    ]
+    assert len(changed) > 10
+    assert all(torch.equal(value, before[name]) for name, value in encoder.named_parameters())
+    assert WordAligner(adapted).align(pairs[:3])
+    assert len((tmp_path / "linked" / "bitext.tsv").read_text().splitlines()) == 100
