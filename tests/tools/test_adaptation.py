@@ -1,4 +1,4 @@
-"""A short training before aligning: with a labeler's links, and with the encoder's own."""
+"""A short training before aligning, on the text to be aligned."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ Row = tuple[str, str, str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("labeled", [True, False])
-def test_adapts_a_copy(
-    tiny_folder: Path, demo_rows: list[Row], tmp_path: Path, labeled: bool
-) -> None:
+@pytest.mark.filterwarnings("ignore")  # the random model's labels are no better than a diagonal
+def test_adapts_a_copy(tiny_folder: Path, demo_rows: list[Row], tmp_path: Path) -> None:
     encoder = Encoder.load(tiny_folder)
     pairs = [(row[2].split(), row[1].split()) for row in demo_rows[:100]]
     before = {name: value.clone() for name, value in encoder.named_parameters()}
-    labeler = WordAligner(encoder) if labeled else None
-    found = Adaptation(tmp_path, steps=4, learning_rate=1e-3).train(encoder, pairs, labeler)
+    found = Adaptation(tmp_path, steps=4, learning_rate=1e-3).train(encoder, pairs)
     adapted = Encoder.load(found)
     changed = [
         name
@@ -33,4 +30,4 @@ def test_adapts_a_copy(
     assert len(changed) > 10
     assert all(torch.equal(value, before[name]) for name, value in encoder.named_parameters())
     assert WordAligner(adapted).align(pairs[:3])
-    assert len((tmp_path / "linked" / "bitext.tsv").read_text().splitlines()) == 100
+    assert len((tmp_path / "bitext.tsv").read_text().splitlines()) == 100

@@ -99,7 +99,7 @@ def align(
         bool, typer.Option("--adapt", help="Train the encoder on the bitext first; wants a GPU.")
     ] = False,
     adapt_steps: Annotated[
-        int | None, typer.Option(min=1, help="How long; else 1000 steps, 100 on a CPU.")
+        int | None, typer.Option(min=1, help="How long; else 500 steps, 100 small ones on a CPU.")
     ] = None,
     save_model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the adapted encoder: DIR/run/model.")
@@ -154,7 +154,7 @@ def align(
     check_choice("--format", format, FORMATS)
     check_choice("--input", input_format, INPUTS)
     options = AlignerOptions(
-        aligner or ("hybrid" if (bitext and not adapt) or load else "neural"),
+        aligner or ("hybrid" if bitext or load else "neural"),
         model,
         method,
         _parse_layer(layer),

@@ -110,16 +110,15 @@ def choose_aligner(
     statistical = None
     if options.aligner in LEARNERS:
         statistical = trained.get_statistical(options, read_pairs, read_bitext)
-        labeler = trained.make_statistical(options, statistical)
         if options.aligner != "hybrid":
-            yield ChosenAligner(labeler, options.aligner, BLOCK_PAIRS["cuda"], _settings(options))
+            found = trained.make_statistical(options, statistical)
+            yield ChosenAligner(found, options.aligner, BLOCK_PAIRS["cuda"], _settings(options))
             return
 
     def read_all() -> Iterator[WordPair]:
         return chain(read_pairs(), read_bitext())
 
-    labels = None if statistical is None else trained.make_statistical(options, statistical)
-    with trained.adapt(options, _load(options), read_all, labels) as encoder:
+    with trained.adapt(options, _load(options), read_all) as encoder:
         aligner: Aligner
         if statistical is None:
             aligner = _make_neural(encoder, options.method, options)

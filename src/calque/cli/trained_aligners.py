@@ -70,9 +70,7 @@ def choose_library() -> str:
 
 
 @contextmanager
-def adapt(
-    options: AlignerOptions, encoder: Any, pairs: ReadPairs, labeler: Aligner | None
-) -> Iterator[Any]:
+def adapt(options: AlignerOptions, encoder: Any, pairs: ReadPairs) -> Iterator[Any]:
     """Give the encoder after a short training on the pairs, or as it is if none is asked for."""
     from calque.api import load
     from calque.tools.adaptation import Adaptation
@@ -82,7 +80,7 @@ def adapt(
         return
     with tempfile.TemporaryDirectory(prefix="calque-adapt-") as folder:
         job = Adaptation(options.save_model or Path(folder), options.adapt_steps)
-        found = job.train(encoder, pairs(), labeler, lambda text: print(text, file=sys.stderr))
+        found = job.train(encoder, pairs(), lambda text: print(text, file=sys.stderr))
         if options.save_model is not None:
             print(f"{found}: the adapted model", file=sys.stderr)
         yield load(found, options.device)

@@ -65,11 +65,15 @@ class HybridWeights:
     """
 
     lexicon: float = 1.0
-    links: float = 4.0
+    links: float = 4.0  # where both directions agree; half of it for one
     places: float = 0.0
     # What every count begins with, and every total: a word met once must not be sure.
     count: float = 0.001
     total: float = 0.1
+
+
+# fast_align's links are less to be trusted.
+WEIGHTS = {"eflomal": HybridWeights(), "fast-align": HybridWeights(links=1.0)}
 
 
 class HybridAligner:
@@ -88,7 +92,7 @@ class HybridAligner:
         weights: HybridWeights | None = None,
     ) -> None:
         self.words, self.statistical, self.own_text = words, statistical, own_text
-        self.weights = weights or HybridWeights()
+        self.weights = weights or WEIGHTS[statistical.kind]
 
     @property
     def method(self) -> str:
