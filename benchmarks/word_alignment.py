@@ -40,7 +40,7 @@ from calque.text.tokenization import load_tokenizer
 from calque.tools.embedder import BATCH_TOKENS, device_of
 from calque.tools.pair_batches import PairLayout, build_pair_batch
 from calque.tools.pair_windows import cut_pairs
-from calque.tools.word_aligner import WordAligner
+from calque.tools.word_aligner import BLOCK_PAIRS, WordAligner
 
 ENCODINGS, METHODS = ("separate", "joint"), ("itermax", "argmax", "ot")
 FEW = 16  # pairs to warm up with, and to know the start-up of a command by
@@ -178,9 +178,7 @@ def list_ways(job: Job, encoder: Encoder) -> dict[str, Way]:
         try:
             ways[name] = make(job)
             ways[name](make_pairs(FEW))()
-        except ImportError as error:
-            print(f"left out: {name} ({error})")
-        except Exception as error:  # noqa: BLE001 (whatever a peer stumbles over is worth a line)
+        except Exception as error:  # noqa: BLE001 (not installed, or cannot read this model)
             print(f"left out: {name} ({type(error).__name__}: {error})")
             ways.pop(name, None)
     return ways
@@ -192,9 +190,11 @@ def bare_forward(job: Job, encoder: Encoder, encode: Any) -> Way:
     device = device_of(encoder)
 
     def prepare(pairs: Sequence[Pair]) -> Run:
-        windows = cut_pairs(aligner._words, pairs, layout.room)
-        rows = bucket_batches(layout.n_tokens(windows), BATCH_TOKENS[device.type])
-        batches = [build_pair_batch(windows, some, layout).to(device).tokens for some in rows]
+        batches = []
+        for start in range(0, len(pairs), BLOCK_PAIRS):
+            windows = cut_pairs(aligner._words, pairs[start : start + BLOCK_PAIRS], layout.room)
+            for rows in bucket_batches(layout.n_tokens(windows), BATCH_TOKENS[device.type]):
+                batches.append(build_pair_batch(windows, rows, layout).to(device).tokens)
 
         @torch.inference_mode()
         def run() -> None:
@@ -309,9 +309,7 @@ def show_limit(
         windows = cut_pairs(WordAligner(encoder)._words, pairs, layout.room)
         n_tokens = layout.n_tokens(windows).mean()
         done = 2 * weights * job.layer * n_tokens / rows[f"bare forward, {encode}"].cost(clock)
-        print(
-            f"bare forward, {encode}: {n_tokens:.1f} tokens a pair, {done / rate:.0%} of that rate"
-        )
+        print(f"bare forward, {encode}: {n_tokens:.1f} tokens a pair, {done / rate:.0%} of it")
 
 
 def measure_matmul(encoder: Encoder) -> float:
