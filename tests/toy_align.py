@@ -17,7 +17,8 @@ from zlib import crc32
 import numpy as np
 
 from calque.cli import aligners, run
-from calque.cli.aligners import AlignerOptions, ChosenAligner
+from calque.cli.aligner_options import AlignerOptions
+from calque.cli.aligners import ChosenAligner
 from calque.tools.aligning import AlignedBlock, AlignReport, WordPair
 from calque.types import Links
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from calque.cli import aligners
-from calque.cli.aligners import AlignerOptions, choose_aligner, choose_sweep, fingerprint
+from calque.cli import aligner_options
+from calque.cli.aligner_options import AlignerOptions
+from calque.cli.aligners import choose_aligner, choose_sweep, fingerprint
 from calque.tools.aligning import WordPair
 from calque.types import InputError
 
@@ -77,7 +78,7 @@ def test_options_that_do_not_go_together(options: dict[str, Any], problem: str) 
 def test_the_symmetrizations_are_those_there_are() -> None:
     from calque.align.symmetrize import SYMMETRIZATIONS
 
-    assert set(SYMMETRIZATIONS) == set(aligners.SYMMETRIZATIONS)
+    assert set(SYMMETRIZATIONS) == set(aligner_options.SYMMETRIZATIONS)
 
 
 def test_a_sweep_tries_all_methods_and_layers(tiny_folder: Path) -> None:

@@ -31,6 +31,21 @@ def test_trains_saves_and_loads(texts: None, capsys: pytest.CaptureFixture[str])
     assert len(Path("loaded").read_text().splitlines()) == 5
 
 
+def test_a_bitext_may_be_raw_and_the_other_way_round(texts: None) -> None:
+    from calque.text.bitext import read_bitext
+    from calque.text.segmentation import split_words
+
+    raw = list(read_bitext("more.tsv"))
+    spaced = [(" ".join(split_words(p.src, "de")), " ".join(split_words(p.tgt, "en"))) for p in raw]
+    Path("spaced.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in spaced), encoding="utf-8")
+    Path("turned.tsv").write_text("".join(f"{p.tgt}\t{p.src}\n" for p in raw), encoding="utf-8")
+    command = ["align", "test.tsv", "--aligner", "fast-align", "-o"]
+    assert run([*command, "one", "--bitext", "spaced.tsv"]) == 0
+    turned = ["--bitext", "turned.tsv", "--tokenize-bitext", "de-en", "--reverse-bitext"]
+    assert run([*command, "two", *turned]) == 0
+    assert Path("one").read_text() == Path("two").read_text() != ""
+
+
 def test_a_bitext_means_hybrid(
     texts: None,
     tiny_folder: Path,

@@ -14,8 +14,8 @@ import typer
 from calque.types import InputError
 
 if TYPE_CHECKING:
-    from calque.cli.align_job import AlignJob, GoldTally
-    from calque.cli.aligners import AlignerOptions
+    from calque.cli.align_job import AlignJob, BitextFiles, GoldTally
+    from calque.cli.aligner_options import AlignerOptions
     from calque.tools.link_writer import LinkLayout, LinkTotals
     from calque.tools.shards import Shard
 
@@ -85,6 +85,13 @@ def align(
             metavar="FILE", help="More sentence pairs to learn from, beside FILE; repeatable."
         ),
     ] = None,
+    tokenize_bitext: Annotated[
+        str | None,
+        typer.Option(metavar="SRC-TGT", help="Split --bitext into words; else as --tokenize."),
+    ] = None,
+    reverse_bitext: Annotated[
+        bool, typer.Option("--reverse-bitext", help="The first side of --bitext is FILE's second.")
+    ] = False,
     save: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep what was learned, for --load.")
     ] = None,
@@ -138,15 +145,16 @@ def align(
     calque align big.tsv -o links --resume     after a kill: the same, to the byte
     calque align test.text --gold test.gold    precision, recall, F1, AER
     calque align test.text --gold test.gold --sweep        … by layer and method
-    calque align test.text --bitext train.tsv.xz           with a bitext: hybrid, the best
+    calque align test.text --bitext train.txt              with a bitext: hybrid, the best
+    calque align de-en.text --bitext en-de.tsv.xz --tokenize-bitext de-en --reverse-bitext
     calque align bitext.tsv --aligner eflomal --save m     … fast-align, and hybrid --load m
     torchrun --nproc_per_node 8 -m calque align big.tsv -o links
 
     Files are plain, .gz, .xz or .zst, and of any size: memory does not grow with them. Until LINKS
     is whole its blocks are kept in LINKS.partial/. With --gold, links are written only with -o.
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
-    from calque.cli.align_job import AlignJob, check_readable
-    from calque.cli.aligners import AlignerOptions, check_choice
+    from calque.cli.align_job import AlignJob, BitextFiles, check_readable
+    from calque.cli.aligner_options import AlignerOptions, check_choice
     from calque.text.segmentation import find_splitter, parse_languages
     from calque.tools.link_writer import LinkLayout
     from calque.tools.shards import StoppedByMain, join_shards
@@ -170,20 +178,24 @@ def align(
         save_model,
     )
     languages = None if tokenize is None else parse_languages(tokenize)
-    for language in languages or ():
+    bitext_languages = languages if tokenize_bitext is None else parse_languages(tokenize_bitext)
+    for language in (*(languages or ()), *(bitext_languages or ())):
         find_splitter(language)
     layout = LinkLayout(cast(Any, format), scores, languages)
     paths = (file,) if other is None else (file, other)
     job = AlignJob(paths, cast(Any, input_format), output, skip_bad, gold, gold_from_one, resume)
     for path in options.bitext:
         check_readable(path)
+    learning = BitextFiles(
+        options.bitext, cast(Any, input_format), bitext_languages, reverse_bitext
+    )
     if sweep:
         _sweep(job, layout, options)
         return
     with join_shards() as shard:
         try:
             shard.run_on_main(lambda: job.check(shard, learns=options.learns))
-            _align(job, layout, options, shard)
+            _align(job, layout, options, shard, learning)
         except StoppedByMain:
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
@@ -192,9 +204,15 @@ def align(
             raise
 
 
-def _align(job: AlignJob, layout: LinkLayout, options: AlignerOptions, shard: Shard) -> None:
+def _align(
+    job: AlignJob,
+    layout: LinkLayout,
+    options: AlignerOptions,
+    shard: Shard,
+    learning: BitextFiles,
+) -> None:
     from calque.cli import aligners
-    from calque.cli.align_job import GoldTally, read_files
+    from calque.cli.align_job import GoldTally
     from calque.cli.progress import show_progress
     from calque.tools.link_writer import write_links
 
@@ -207,7 +225,7 @@ def _align(job: AlignJob, layout: LinkLayout, options: AlignerOptions, shard: Sh
             aligners.choose_aligner(
                 options,
                 lambda: map(layout.split, job.read_again()),
-                lambda: map(layout.split, read_files(options.bitext, job.input_format)),
+                learning.read,
             )
         )
         layout = replace(layout, block_pairs=chosen.block_pairs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 from calque.text.bitext import Format, read_bitext
 from calque.text.files import SkippedLines, scan_lines, shown, write_atomically
 from calque.text.links import GoldLinks, read_gold
-from calque.tools.link_writer import LinkSink, LinkStream, check_output, open_sink, read_in_step
+from calque.tools.link_writer import (
+    LinkLayout,
+    LinkSink,
+    LinkStream,
+    check_output,
+    open_sink,
+    read_in_step,
+)
 from calque.tools.resumable_file import Settings, read_settings, working_folder
 from calque.tools.shards import Shard
 from calque.types import InputError, SentencePair
@@ -144,10 +151,25 @@ def check_readable(path: str) -> None:
         break
 
 
-def read_files(paths: Iterable[str], format: Format) -> Iterator[SentencePair]:
-    """Read the pairs of several files, one after the other."""
-    for path in paths:
-        yield from read_bitext(path, format)
+@dataclass(frozen=True, slots=True)
+class BitextFiles:
+    """More text to learn from: its files, how it is split into words, which side comes first.
+
+    `languages` are in the order of the text to be aligned.
+    """
+
+    paths: tuple[str, ...]
+    format: Format
+    languages: tuple[str, str] | None
+    is_reversed: bool
+
+    def read(self) -> Iterator[WordPair]:
+        """Read the pairs of all files, as the text to be aligned has its sides."""
+        layout = LinkLayout(languages=self.languages)
+        for path in self.paths:
+            for pair in read_bitext(path, self.format):
+                turned = SentencePair(pair.tgt, pair.src) if self.is_reversed else pair
+                yield layout.split(turned)
 
 
 class GoldTally:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from calque.types import InputError, MissingExtra
 
 if TYPE_CHECKING:
-    from calque.cli.aligners import AlignerOptions
+    from calque.cli.aligner_options import AlignerOptions
     from calque.tools.aligning import Aligner, WordPair
     from calque.tools.statistical_aligner import StatisticalAligner
 
