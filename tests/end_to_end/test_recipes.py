@@ -50,7 +50,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "calque-mini-align": PAIRED
     | {"data.hold_out": DEMO, "model.start": "null", "objectives.1.weight": 1},
     "xlm-align": PAIRED
-    | {"model.start": "null", "engine.accumulation": 1, "objectives.1.label_share": 1},
+    | {
+        "model.start": "null",
+        "engine.accumulation": 1,
+        "objectives.0.weight": 3,  # MLM learns slowly beside two other losses
+        "optimizer.learning_rate": "6e-3",
+    },
     "adapt": {"model.start": "null", "objectives.0.label_layer": 1},
 }
 ONE_OBJECTIVE = ("xlm", "adapt")
@@ -108,7 +113,7 @@ def assert_learns(folder: str, n_objectives: int) -> None:
     assert len(losses) == n_objectives
     for name, values in losses.items():
         assert len(values) == 6
-        assert values[-1] < values[0] - 0.3, name
+        assert values[-1] < values[0] - 0.5, name
 
 
 def test_every_bundled_recipe_is_tested() -> None:

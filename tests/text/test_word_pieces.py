@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,9 +36,8 @@ def test_forgets_when_full(tiny_encoder: Encoder, demo_rows: list[Row]) -> None:
 
 
 @given(words=st.lists(st.lists(st.text(max_size=30), max_size=6), min_size=1, max_size=4))
-def test_any_words(tiny_folder_session: Path, words: list[list[str]]) -> None:
-    encoder = Encoder.load(tiny_folder_session)
-    check_same(encoder.tokenizer, words, WordEncoder(encoder.tokenizer))
+def test_any_words(tiny_encoder: Encoder, words: list[list[str]]) -> None:
+    check_same(tiny_encoder.tokenizer, words, WordEncoder(tiny_encoder.tokenizer))
 
 
 def test_byte_level_words_keep_their_spaces() -> None:
@@ -62,8 +58,3 @@ def test_long_words_are_shortened_and_counted() -> None:
     short, n_cut = text.shorten(2)
     assert (short.ids.tolist(), short.n_pieces.tolist(), n_cut) == ([1, 2, 4, 5], [2, 0, 2], 1)
     assert text.shorten(3) == (text, 0)
-
-
-@pytest.fixture(scope="module")
-def tiny_folder_session(tiny_folder: Path) -> Path:
-    return tiny_folder
