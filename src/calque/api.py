@@ -10,6 +10,7 @@ import torch
 
 from calque.models.encoder import Encoder
 from calque.models.loading import EMBEDDED, embedded_models
+from calque.models.maps import BESIDE, load_maps
 from calque.tools.embedder import embed_sentences
 from calque.types import InputError
 
@@ -28,6 +29,7 @@ class Model(Encoder):
         layer: int | None = None,
         raw: bool = False,
         languages: Sequence[str] | None = None,
+        map_from: str | Sequence[str] | None = None,
         normalize: bool = False,
         batch_tokens: int | None = None,
     ) -> npt.NDArray[np.float32]:
@@ -38,15 +40,22 @@ class Model(Encoder):
             layer=layer,
             raw=raw,
             languages=languages,
+            map_from=map_from,
             normalize=normalize,
             batch_tokens=batch_tokens,
         )
 
 
-def load(name: str | Path | None = None, device: str = "auto") -> Model:
+def load(
+    name: str | Path | None = None,
+    device: str = "auto",
+    *,
+    maps: bool | str | Path | None = None,
+) -> Model:
     """Load a folder, a hub name or, without a name, the embedded model, ready to use.
 
-    It runs in bfloat16 on CUDA and in single precision elsewhere.
+    It runs in bfloat16 on CUDA and in single precision elsewhere. With `maps`, its states are
+    mapped by language (see `LanguageMaps`): True for the maps in its own folder, or another folder.
     """
     if str(name or EMBEDDED) == EMBEDDED and EMBEDDED not in embedded_models():
         raise InputError(
@@ -54,7 +63,11 @@ def load(name: str | Path | None = None, device: str = "auto") -> Model:
         )
     place = choose_device(device)
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
-    return Model.load(name, device=place, dtype=dtype)
+    model = Model.load(name, device=place, dtype=dtype)
+    if maps is not None and maps is not False:
+        folder = model.folder if maps is True or maps == BESIDE else Path(maps)
+        model.maps = load_maps(folder, model.hidden_size, model.n_layers).to(place)
+    return model
 
 
 def choose_device(name: str = "auto") -> torch.device:

@@ -57,8 +57,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "optimizer.learning_rate": "6e-3",
     },
     "adapt": {"model.start": "null", "objectives.0.label_layer": 1},
+    "l2": {"model.start": "null", "objectives.0.hidden_weight": 0.1},
 }
-ONE_OBJECTIVE = ("xlm", "adapt")
+ONE_OBJECTIVE = ("xlm", "adapt", "l2")
 
 
 def options(changes: dict[str, Any]) -> list[str]:

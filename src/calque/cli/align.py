@@ -125,6 +125,13 @@ def align(
         str | None,
         typer.Option(metavar="HOW", help="joint (both sides at once) or separate; else the best."),
     ] = None,
+    map_from: Annotated[
+        str | None,
+        typer.Option(metavar="SRC-TGT", help="Apply the model's maps of these languages: de-en."),
+    ] = None,
+    maps: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where the maps are; else beside the model.")
+    ] = None,
     batch_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens a batch; else what suits the device.")
     ] = None,
@@ -176,6 +183,8 @@ def align(
         adapt,
         adapt_steps,
         save_model,
+        None if map_from is None else parse_languages(map_from),
+        maps,
     )
     languages = None if tokenize is None else parse_languages(tokenize)
     bitext_languages = languages if tokenize_bitext is None else parse_languages(tokenize_bitext)
@@ -294,8 +303,6 @@ def _describe(totals: LinkTotals) -> str:
         notes.append(f"{report.n_long:,} long pairs in {report.n_windows:,} windows")
     if report.n_cut:
         notes.append(f"{report.n_cut:,} huge words known by their beginnings")
-    if report.n_cut:
-        notes.append(f"{report.n_cut:,} words too long, known by their beginnings")
     if n_empty := report.n_empty - totals.n_skipped:
         notes.append(f"{n_empty:,} pairs with an empty side")
     if totals.n_skipped:

@@ -40,6 +40,8 @@ class AlignerOptions:
     adapt: bool = False
     adapt_steps: int | None = None
     save_model: Path | None = None
+    map_from: tuple[str, str] | None = None
+    maps: str | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("aligner", ALIGNERS), ("method", METHODS), ("encode", ENCODINGS)):
@@ -67,6 +69,9 @@ class AlignerOptions:
             (statistical and self.method, "--method", "it is for neural and hybrid"),
             (self.save_model and not self.adapt, "--save-model", "it keeps what --adapt makes"),
             (self.adapt_steps and not self.adapt, "--adapt-steps", "add --adapt"),
+            (self.maps and not self.map_from, "--maps", "name the languages: --map-from de-en"),
+            (self.map_from and not neural, "--map-from", "maps are for neural"),
+            (self.map_from and self.adapt, "--map-from", "maps do not fit an adapted encoder"),
         ]
         for clash, option, reason in clashes:
             if clash:

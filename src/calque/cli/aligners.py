@@ -80,6 +80,11 @@ def _settings(options: AlignerOptions, encoder: Any = None) -> Callable[[], Sett
             "batch_tokens": options.batch_tokens,
             "symmetrize": options.symmetrize,
         }
+        if options.map_from is not None:
+            found["map_from"] = list(options.map_from)
+        if options.maps not in (None, "beside"):
+            place = Path(str(options.maps))
+            found["maps"] = fingerprint(place if place.is_dir() else place.parent)
         if options.load is not None:
             found["statistics"] = fingerprint(options.load)
         if encoder is not None:
@@ -118,7 +123,8 @@ def fingerprint(folder: Path) -> str:
 def _load(options: AlignerOptions) -> Any:
     from calque.api import load
 
-    return load(options.model, options.device)
+    maps = None if options.map_from is None else options.maps or True
+    return load(options.model, options.device, maps=maps)
 
 
 def _make_neural(encoder: Any, method: str | None, options: AlignerOptions) -> LayeredAligner:
@@ -129,6 +135,7 @@ def _make_neural(encoder: Any, method: str | None, options: AlignerOptions) -> L
         method=cast(Any, method),
         layer=options.layer,
         encode=cast(Any, options.encode),
+        map_from=options.map_from,
         batch_tokens=options.batch_tokens,
     )
     return cast("LayeredAligner", aligner)

@@ -11,6 +11,7 @@ from calque.cli.align import align
 from calque.cli.demo import demo
 from calque.cli.embed import embed
 from calque.cli.evaluate import evaluate
+from calque.cli.links import links
 from calque.cli.models import models
 from calque.cli.neutralize import neutralize
 from calque.cli.prepare import prepare
@@ -21,6 +22,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "embed": embed,
     "evaluate": evaluate,
+    "links": links,
     "models": models,
     "neutralize": neutralize,
     "prepare": prepare,

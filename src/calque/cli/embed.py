@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from calque.types import InputError
+
 if TYPE_CHECKING:
     from calque.text.files import SkippedLines
     from calque.tools.windows import EmbedReport
@@ -36,6 +38,14 @@ def embed(
     raw: Annotated[
         bool, typer.Option("--raw", help="Leave the model's neutral space, if it has one, alone.")
     ] = False,
+    map_from: Annotated[
+        str | None,
+        typer.Option(metavar="LANGUAGE", help="The text's language: apply the model's map of it."),
+    ] = None,
+    maps: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where the maps are; else beside the model."),
+    ] = None,
     center: Annotated[
         bool, typer.Option("--center", help="Subtract the file's mean: one language a file.")
     ] = False,
@@ -57,17 +67,20 @@ def embed(
     from calque.tools.vector_writer import check_output, write_vectors
 
     check_output(output)
+    if maps is not None and map_from is None:
+        raise InputError("--maps without --map-from", fix="name the text's language: --map-from de")
     started = time.perf_counter()
     with ExitStack() as stack:
         skipped = _open_list(skip_bad, stack)
         n_lines = _count_lines(file, skipped)
-        encoder = load(model, device)
+        encoder = load(model, device, maps=None if map_from is None else maps or True)
         report = write_vectors(
             encoder,
             _read_lines(file, skipped),
             output,
             layer=layer,
             raw=raw,
+            map_from=map_from,
             center=center,
             normalize=normalize,
             on_block=stack.enter_context(show_progress("embedding", n_lines)),

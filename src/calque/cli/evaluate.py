@@ -38,6 +38,10 @@ def evaluate(
     neutral: Annotated[
         bool, typer.Option("--neutral", help="Score what `embed` gives, in the neutral space.")
     ] = False,
+    maps: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Map states by language first: a folder, or `beside`."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="RESULTS.jsonl", help="One score a line."),
@@ -62,13 +66,13 @@ def evaluate(
     if neutral and (center or numbers is not None):
         raise InputError("--neutral has its own layer", fix="drop --layers and --center")
     options: dict[str, object] = {"data": data, "languages": names, "layers": numbers}
-    options |= _accept(asked, {"center": center, "neutral": neutral})
+    options |= _accept(asked, {"center": center, "neutral": neutral, "maps": bool(maps)})
     if plot is not None:
         _check_plot(plot, asked)
     with nullcontext() if output is None else write_atomically(output) as stream:
         scores: list[Score] = []
         for model in dict.fromkeys(models):
-            scores += _score_model(model, device, asked.values(), options)
+            scores += _score_model(model, device, asked.values(), options, maps)
         if stream is not None:
             stream.writelines(json.dumps(asdict(score)) + "\n" for score in scores)
     for task in asked:
@@ -125,11 +129,12 @@ def _score_model(
     device: str,
     tasks: Iterable[Callable[..., list[Score]]],
     options: Mapping[str, object],
+    maps: str | None,
 ) -> list[Score]:
     from calque.api import load
     from calque.cli.progress import show_progress
 
-    encoder = load(model, device)
+    encoder = load(model, device, maps=maps)
     scores = []
     for task in tasks:
         with show_progress(model, None) as advance:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from calque.types import InputError
+
 
 def train(
     recipe: Annotated[
@@ -32,12 +34,14 @@ def train(
     """Train a model by a recipe.
 
     The finished model is RUN/model, a plain Hugging Face folder. Ctrl-C saves before it stops.
+    Linear maps by procrustes or least_squares are solved in one pass, which cannot be resumed.
     Several processes: torchrun --nproc_per_node 2 -m calque train …
     """
     from calque.cli.prepare import prepare_visibly
     from calque.text.preparation import is_prepared
     from calque.training.loop import Interrupted, check_folder
     from calque.training.loop import train as train_recipe
+    from calque.training.map_fitting import fit_maps, is_closed_form
     from calque.training.processes import main_process_first
     from calque.training.recipe import find_recipe, load_recipe
     from calque.training.setup import anchor_paths
@@ -45,6 +49,9 @@ def train(
     path = find_recipe(recipe)
     loaded = anchor_paths(load_recipe(path, settings or ()), path.parent)
     run = output or Path("runs") / loaded.name
+    in_one_pass = is_closed_form(loaded)
+    if in_one_pass and resume:
+        raise InputError("--resume: maps are solved in one pass", fix="drop --resume, start again")
     check_folder(run, resume=resume)
     text = prepared or run / "text"
     with main_process_first() as is_main:
@@ -52,7 +59,10 @@ def train(
         if is_main and prepared is None and not (resume and is_prepared(text)):
             prepare_visibly(loaded, path.parent, text)
     try:
-        model = train_recipe(loaded, text, run, resume=resume)
+        if in_one_pass:
+            model = fit_maps(loaded, text, run)
+        else:
+            model = train_recipe(loaded, text, run, resume=resume)
     except Interrupted as stop:
         if is_main:
             print(f"{run}: {stop}", file=sys.stderr)

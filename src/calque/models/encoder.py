@@ -12,6 +12,7 @@ from torch import nn
 from calque.models.attention import plan_attention, register
 from calque.models.families import family_of, run_fused_layer, run_layer
 from calque.models.loading import load_checkpoint, save_checkpoint
+from calque.models.maps import LanguageMaps
 from calque.models.neutral import NeutralSpace, load_neutral_space
 from calque.types import InputError
 
@@ -27,7 +28,8 @@ class Encoder(nn.Module):
     """A masked language model and its tokenizer, run on sequences without padding.
 
     Layer 0 is the embedding output, layer `n_layers` the last. The wrapped `model` stays a
-    plain Hugging Face model: its own `forward`, saving and fine-tuning work as ever.
+    plain Hugging Face model: its own `forward`, saving and fine-tuning work as ever. Where there
+    are `maps`, those who compare languages apply them; states are given as they are.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Encoder(nn.Module):
         model.set_attn_implementation(register())  # any other would mix the packed sequences
         self.fuses = False
         self.neutral: NeutralSpace | None = None
+        self.maps: LanguageMaps | None = None
 
     @classmethod
     def load(

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from calque.objectives.base import Objective, ObjectiveSettings
+from calque.objectives.contrastive import (
+    SentenceContrastive,
+    SentenceContrastiveSettings,
+    WordContrastive,
+    WordContrastiveSettings,
+)
 from calque.objectives.denoising_alignment import (
     DenoisingAlignment,
     DenoisingAlignmentSettings,
 )
+from calque.objectives.linear_map import LinearMap, LinearMapSettings
 from calque.objectives.linked_words import LinkedWords, LinkedWordsSettings
 from calque.objectives.masked_lm import (
     MaskedLM,
@@ -14,9 +21,17 @@ from calque.objectives.masked_lm import (
     TranslationLM,
     TranslationLMSettings,
 )
+from calque.objectives.regression import L2Settings, Regression
 
 AnySettings = (
-    MaskedLMSettings | TranslationLMSettings | DenoisingAlignmentSettings | LinkedWordsSettings
+    MaskedLMSettings
+    | TranslationLMSettings
+    | DenoisingAlignmentSettings
+    | LinkedWordsSettings
+    | WordContrastiveSettings
+    | SentenceContrastiveSettings
+    | L2Settings
+    | LinearMapSettings
 )
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -24,6 +39,10 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "translation_lm": TranslationLM,
     "denoising_alignment": DenoisingAlignment,
     "linked_words": LinkedWords,
+    "word_contrastive": WordContrastive,
+    "sentence_contrastive": SentenceContrastive,
+    "l2": Regression,
+    "linear_map": LinearMap,
 }
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 from torch import nn
 
 from calque.text.batching import BatchShape
@@ -32,6 +39,17 @@ class ObjectiveSettings(BaseModel):
     weight: float = Field(1.0, ge=0)
     # Tokens of one micro-batch, marks and padding included.
     batch_tokens: int = Field(16_384, gt=0)
+    # Sentences or pairs of one micro-batch, unless it has `batch_tokens` before.
+    batch_examples: int | None = Field(None, gt=0)
+    # "raw": without bitext that has links, whose words are set apart by spaces.
+    text: Literal["any", "raw"] = "any"
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is as ever: a recipe older than these keys keeps its fingerprint."""
+        content: dict[str, Any] = write(self)
+        usual = {"batch_examples": None, "text": "any"}
+        return {k: v for k, v in content.items() if k not in usual or v != usual[k]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +87,13 @@ class Objective(nn.Module):
     """
 
     n_sides: ClassVar[int]
+    # Whether the sides of a pair are read apart, so that each of them may be as long as an example.
+    reads_apart: ClassVar[bool] = False
+    # Whether examples come with links, and with the number of their language pair in `start`.
+    needs_links: ClassVar[bool] = False
+    needs_languages: ClassVar[bool] = False
+    # Whether every weight of the encoder gets a gradient, the language-modelling head's included.
+    uses_all_weights: ClassVar[bool] = True
 
     def __init__(self, settings: Any) -> None:
         super().__init__()
@@ -84,6 +109,13 @@ class Objective(nn.Module):
 
     def add_weights(self, hidden_size: int, generator: torch.Generator) -> None:
         """Make the weights of its own, if it has any, for an encoder of that width."""
+
+    def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
+        """Take what is needed of the encoder before it is trained, on the device where it is.
+
+        `languages` are those of the examples, in the order of their numbers: "de", or "en-de".
+        Called again when a run goes on, with the encoder that the run began with.
+        """
 
     def find_fault(
         self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]
@@ -101,6 +133,15 @@ class Objective(nn.Module):
     def forward(self, encoder: Encoder, batch: Any) -> LossTerms:
         """Compute the loss of one micro-batch."""
         raise NotImplementedError
+
+    def after_step(self) -> None:
+        """Do what follows every step of the optimizer, the same in all processes."""
+
+    def after_validation(self) -> None:
+        """Draw conclusions from the batches seen in evaluation mode since the last time."""
+
+    def save_beside(self, encoder: Encoder, folder: Path) -> None:
+        """Write into the finished model's folder what of this objective is to be kept."""
 
 
 def _id(value: int | None) -> int:

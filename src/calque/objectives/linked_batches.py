@@ -126,15 +126,19 @@ class TokenTable:
         n_tokens = len(self.ids) - 3
         return replace(marks, first=n_tokens, last=n_tokens + 1, pad=n_tokens + 2)
 
-    def decode(self, codes: TokenBatch, n_links: int) -> LinkedPairs:
-        """Look up what has been packed as codes; fill the links up to a number of them."""
-        code = codes.ids.numpy()
+    def find_slots(self, code: IntArray) -> tuple[IntArray, IntArray]:
+        """Give the place of each code, and for each place that of its word's first subword."""
         slots = np.arange(len(code))
         slot_of = np.zeros(len(self.ids), dtype=np.int64)
         slot_of[code] = slots
-        sides = self.sides[code]
         first = self.first_codes[code]
-        words = np.where(first < len(self.ids) - 3, slot_of[first], slots)
+        return slot_of, np.where(first < len(self.ids) - 3, slot_of[first], slots)
+
+    def decode(self, codes: TokenBatch, n_links: int) -> LinkedPairs:
+        """Look up what has been packed as codes; fill the links up to a number of them."""
+        code = codes.ids.numpy()
+        sides = self.sides[code]
+        slot_of, words = self.find_slots(code)
         cells = _find_cells(slot_of[self.links[0]], slot_of[self.links[1]], codes)
         n_fill = n_links - len(cells)
         tokens = replace(codes, ids=torch.from_numpy(self.ids[code]))

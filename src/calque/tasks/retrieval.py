@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from calque.models.encoder import Encoder
+    from calque.models.maps import LanguageMaps
 
     Vectors = npt.NDArray[np.float32]
 
-TASK, MEAN = "tatoeba", "mean"
+TASK, MEAN, ENGLISH = "tatoeba", "mean", "en"
 # XTREME reports the first.
 METRICS = ("accuracy_to_english", "accuracy_from_english")
 
@@ -36,21 +37,30 @@ def score_tatoeba(
     layers: Sequence[int] | None = None,
     center: bool = False,
     neutral: bool = False,
+    maps: bool = False,
     on_language: Callable[[str], None] | None = None,
 ) -> list[Score]:
     """Score retrieval both ways by cosine of mean-pooled states, per language and layer.
 
     With `center`, the mean of each side is subtracted first: it uses the test sentences, but
     not which of them belong together. With `neutral`, vectors are what `embed` gives: the
-    model's own layer and neutral space. Rows of language "mean" average over the languages.
+    model's own layer and neutral space. With `maps`, they are mapped by language first; one that
+    has no map is an error. Rows of language "mean" average over the languages.
     """
+    known = require_maps(encoder, neutral) if maps else None
+    if layers is None and known is not None:
+        layers = known.layers
     numbers, finish = _choose_layers(encoder, layers, neutral)
     variant = "neutral" if neutral else "centered" if center else "raw"
+    variant = f"mapped, {variant}" if maps else variant
     finish = _center if center else finish
-    tests = {short_name(name): read_test(data, name) for name in languages or find_languages(data)}
+    names = [short_name(name) for name in languages or find_languages(data)]
+    if known is not None:
+        check_languages(known, [*names, ENGLISH], numbers)
+    tests = {name: read_test(data, name) for name in names}
     scores: list[Score] = []
     for language, (src, eng) in tests.items():
-        found = _score_pair(encoder, src, eng, numbers, (model, language), finish)
+        found = _score_pair(encoder, src, eng, numbers, (model, language), finish, known)
         scores += [replace(score, variant=variant) for score in found]
         if on_language is not None:
             on_language(language)
@@ -114,14 +124,38 @@ def _score_pair(
     layers: Sequence[int],
     names: tuple[str, str],
     finish: Callable[[Vectors], Vectors],
+    maps: LanguageMaps | None = None,
 ) -> Iterator[Score]:
+    model, language = names
     src_vectors, eng_vectors = (embed_layers(encoder, side, layers) for side in (src, eng))
     for layer in layers:
         sides = src_vectors[layer], eng_vectors[layer]
+        if maps is not None:
+            sides = (maps.apply(sides[0], language, layer), maps.apply(sides[1], ENGLISH, layer))
         values = retrieval_accuracy(*map(finish, sides))
         for metric, value in zip(METRICS, values, strict=True):
-            model, language = names
             yield Score(model, TASK, language, metric, value, len(src), layer)
+
+
+def require_maps(encoder: Encoder, neutral: bool = False) -> LanguageMaps:
+    """Give an encoder's maps; to have none is an error here."""
+    if encoder.maps is None:
+        raise InputError("this model was loaded without maps", fix="load it with maps=True")
+    if neutral:
+        raise InputError("a neutral space is of states that are not mapped", fix="drop one of both")
+    return encoder.maps
+
+
+def check_languages(maps: LanguageMaps, names: Iterable[str], layers: Iterable[int]) -> None:
+    """Refuse languages and layers without a map, and say which of the languages have one."""
+    known, names = {maps.pivot, *maps.languages}, list(dict.fromkeys(names))
+    missing = [name for name in names if name not in known]
+    if missing:
+        mapped = ",".join(name for name in names if name in known and name != maps.pivot)
+        fix = f"choose languages: {mapped}" if mapped else "fit maps of these languages"
+        raise InputError(f"no map of {' '.join(missing)}", fix=fix)
+    for layer in layers:
+        maps.check(maps.pivot, layer)
 
 
 def _choose_layers(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from calque.tasks.metrics import LinkCounts, count_links
-from calque.tasks.retrieval import average_languages
+from calque.tasks.retrieval import average_languages, check_languages, require_maps
 from calque.text.bitext import read_bitext
 from calque.text.links import GoldLinks, read_gold
 from calque.text.segmentation import split_on_spaces
@@ -16,6 +16,7 @@ from calque.types import InputError, Score
 
 if TYPE_CHECKING:
     from calque.models.encoder import Encoder
+    from calque.models.maps import LanguageMaps
 
 TASK = "word_alignment"
 METRICS = ("aer", "precision", "recall", "f1")
@@ -43,19 +44,30 @@ def score_word_alignment(
     languages: Sequence[str] | None = None,
     layers: Sequence[int] | None = None,
     make_aligner: Callable[[Encoder], LayeredAligner] | None = None,
+    maps: bool = False,
     on_language: Callable[[str], None] | None = None,
 ) -> list[Score]:
     """Score the word links of an encoder, as the aligner's defaults make them, at every layer.
 
     `languages` are pairs such as de-en, or languages, which stand for all pairs they are in.
-    Rates are those of a whole test; rows of language "mean" average over the pairs.
+    With `maps`, the words of either language are mapped before they are compared. Rates are those
+    of a whole test; rows of language "mean" average over the pairs.
     """
-    aligner = (make_aligner or _make_word_aligner)(encoder)
-    numbers = range(encoder.n_layers + 1) if layers is None else layers
+    known = require_maps(encoder) if maps else None
+    numbers = layers
+    if numbers is None:
+        numbers = range(encoder.n_layers + 1) if known is None else known.layers
     asked = [encoder.check_layer(number) for number in numbers]
-    tests = {name: read_test(data, name) for name in find_pairs(data, languages)}
+    names = find_pairs(data, languages)
+    if known is None:
+        aligners = dict.fromkeys(names, (make_aligner or _make_word_aligner)(encoder))
+    else:
+        _check_pairs(known, names, asked)
+        aligners = {name: _make_mapping_aligner(encoder, name) for name in names}
+    tests = {name: read_test(data, name) for name in names}
     scores: list[Score] = []
     for name, (pairs, gold) in tests.items():
+        aligner = aligners[name]
         for layer, counts in count_layers(aligner, pairs, gold, asked).items():
             scores += [
                 Score(
@@ -66,7 +78,7 @@ def score_word_alignment(
                     value=getattr(counts, metric),
                     n_items=len(pairs),
                     layer=layer,
-                    variant=getattr(aligner, "method", None),
+                    variant=_name_variant(aligner, maps),
                 )
                 for metric in METRICS
             ]
@@ -145,6 +157,29 @@ def _make_word_aligner(encoder: Encoder) -> LayeredAligner:
     from calque.tools.word_aligner import WordAligner
 
     return WordAligner(encoder)
+
+
+def _make_mapping_aligner(encoder: Encoder, pair: str) -> LayeredAligner:
+    from calque.tools.word_aligner import WordAligner
+
+    src, _, tgt = pair.partition("-")
+    return WordAligner(encoder, map_from=(src, tgt))
+
+
+def _check_pairs(maps: LanguageMaps, pairs: Sequence[str], layers: Sequence[int]) -> None:
+    """Refuse pairs of which a language has no map."""
+    known = {maps.pivot, *maps.languages}
+    missing = [pair for pair in pairs if not set(pair.split("-")) <= known]
+    if missing:
+        mapped = ",".join(pair for pair in pairs if pair not in missing)
+        fix = f"choose languages: {mapped}" if mapped else "fit maps of these languages"
+        raise InputError(f"no maps for {' '.join(missing)}", fix=fix)
+    check_languages(maps, known, layers)
+
+
+def _name_variant(aligner: LayeredAligner, maps: bool) -> str | None:
+    method: str | None = getattr(aligner, "method", None)
+    return f"mapped, {method}" if maps else method
 
 
 def _test_folder(data: Path) -> Path:

@@ -82,8 +82,13 @@ class BatchStream(Generic[BatchT]):
         collate: Callable[[tuple[Ragged, ...], torch.Generator], BatchT],
         seed: int,
         block_size: int | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
+        """With `names`, examples also come with the number of their corpus's name among these."""
         self.corpora, self.plan, self.collate, self.seed = list(corpora), plan, collate, seed
+        self.numbers = None
+        if names is not None:
+            self.numbers = np.array([names.index(corpus.name) for corpus in corpora])
         sizes, shares = [len(corpus) for corpus in corpora], [corpus.share for corpus in corpora]
         self.sampler = BlockSampler(sizes, shares, block_size or BLOCK_SIZE, seed)
 
@@ -110,6 +115,8 @@ class BatchStream(Generic[BatchT]):
         generator = torch.Generator().manual_seed(seed_of(self.seed, number))
         n_stores = len(self.corpora[0].stores)
         arrays = tuple(self._gather(corpora, examples, store) for store in range(n_stores))
+        if self.numbers is not None:
+            arrays += (Ragged(self.numbers[corpora], np.ones_like(corpora)),)
         return self.collate(arrays, generator)
 
     def _lengths(

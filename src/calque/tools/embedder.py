@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from calque.models.encoder import Encoder
+    from calque.models.maps import LanguageMaps
 
     Vectors = npt.NDArray[np.float32]
 
@@ -48,6 +49,7 @@ def embed_sentences(
     layer: int | None = None,
     raw: bool = False,
     languages: Sequence[str] | None = None,
+    map_from: str | Sequence[str] | None = None,
     normalize: bool = False,
     batch_tokens: int | None = None,
 ) -> Vectors:
@@ -55,10 +57,11 @@ def embed_sentences(
 
     The neutral space (see `NeutralSpace`) is left alone with `raw`, and whenever a layer is
     asked for by number. With `languages`, one for each sentence, every language's mean is
-    subtracted. Sentences longer than the model are embedded in windows, so nothing is cut off;
-    an empty one is zero.
+    subtracted. An encoder with maps needs to know which to apply: `map_from` is the language of
+    the sentences, or one for each; it takes the place of the neutral space. Sentences longer than
+    the model are embedded in windows, so nothing is cut off; an empty one is zero.
     """
-    number, finish = choose_output(encoder, layer, raw)
+    number, finish = choose_output(encoder, layer, raw, map_from)
     vectors = finish(embed_layers(encoder, sentences, [number], batch_tokens=batch_tokens)[number])
     if languages is not None:
         vectors = center_by_language(vectors, languages)
@@ -66,13 +69,49 @@ def embed_sentences(
 
 
 def choose_output(
-    encoder: Encoder, layer: int | None, raw: bool
+    encoder: Encoder, layer: int | None, raw: bool, map_from: str | Sequence[str] | None = None
 ) -> tuple[int, Callable[[Vectors], Vectors]]:
     """Choose the layer to embed at and what is done to its vectors."""
-    if layer is None and encoder.neutral is not None and not raw:
+    maps = check_maps(encoder, map_from)
+    if layer is None and encoder.neutral is not None and not raw and maps is None:
         return encoder.neutral.layer, encoder.neutral.apply
     number = encoder.check_layer(encoder.retrieval_layer if layer is None else layer)
-    return number, lambda vectors: vectors
+    if maps is None or map_from is None:
+        return number, lambda vectors: vectors
+    for language in {map_from} if isinstance(map_from, str) else set(map_from):
+        maps.check(language, number)  # before any work
+    return number, lambda vectors: map_vectors(maps, vectors, map_from, number)
+
+
+def check_maps(encoder: Encoder, map_from: object) -> LanguageMaps | None:
+    """Give the maps to apply; to be silent about the language where there are maps is an error."""
+    if encoder.maps is None and map_from is not None:
+        fix = "load it with maps=True, or the folder of other maps"
+        raise InputError("this model was loaded without maps", fix=fix)
+    if encoder.maps is not None and map_from is None:
+        raise InputError(
+            "this model maps by language, and is not told the language",
+            fix=f"give map_from, {encoder.maps.pivot!r} for what stays, or load it without maps",
+        )
+    return encoder.maps
+
+
+def map_vectors(
+    maps: LanguageMaps, vectors: Vectors, languages: str | Sequence[str], layer: int
+) -> Vectors:
+    """Map vectors of one language, or of one for each: pooled states map like the states."""
+    if isinstance(languages, str):
+        return maps.apply(vectors, languages, layer)
+    if len(languages) != len(vectors):
+        raise InputError(
+            f"{len(languages)} languages for {len(vectors)} sentences",
+            fix="give one language for each sentence",
+        )
+    mapped, names = vectors.copy(), np.asarray(languages)
+    for language in np.unique(names).tolist():
+        rows = names == language
+        mapped[rows] = maps.apply(vectors[rows], language, layer)
+    return mapped
 
 
 def embed_layers(

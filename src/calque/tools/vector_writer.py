@@ -31,6 +31,7 @@ def write_vectors(
     *,
     layer: int | None = None,
     raw: bool = False,
+    map_from: str | None = None,
     center: bool = False,
     normalize: bool = False,
     on_block: Callable[[int], None] | None = None,
@@ -40,7 +41,7 @@ def write_vectors(
     With `center` the mean of all vectors is subtracted, which takes a second pass over the file.
     """
     check_output(path)
-    number, finish = choose_output(encoder, layer, raw)
+    number, finish = choose_output(encoder, layer, raw, map_from)
     report = EmbedReport()
     with write_atomically(path, binary=True) as stream:
         array = GrowingArray(stream, "<f4", (encoder.hidden_size,))

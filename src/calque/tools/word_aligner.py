@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from calque.models.pooling import pool_words
 from calque.text.batching import bucket_batches
 from calque.text.word_pieces import WordEncoder
 from calque.tools.aligning import AlignedBlock, AlignReport, WordPair
-from calque.tools.embedder import BATCH_TOKENS, device_of, run_batches
+from calque.tools.embedder import BATCH_TOKENS, check_maps, device_of, run_batches
 from calque.tools.pair_batches import PairBatch, PairLayout, build_pair_batch
 from calque.tools.pair_windows import PairWindows, cut_pairs
 from calque.tools.window_links import WindowLinks, gather_links
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from calque.models.encoder import Encoder
 
     IntArray = npt.NDArray[np.int64]
+    SideMaps: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 Method = Literal["ot", "itermax", "argmax", "match"]
 Encoding = Literal["joint", "separate"]
@@ -91,7 +92,9 @@ class WordAligner:
     """Links the words of sentence pairs with an encoder.
 
     `WordAligner(calque.load()).align([(["das", "Haus"], ["the", "house"])])` gives one list of
-    (source, target) a pair. What is not chosen is as the model's own settings say.
+    (source, target) a pair. What is not chosen is as the model's own settings say. With maps, an
+    encoder needs the languages of both sides, `map_from`, and reads sentences apart, as it was
+    when the maps were found.
     """
 
     def __init__(
@@ -103,9 +106,15 @@ class WordAligner:
         encode: Encoding | None = None,
         sharpness: float | None = None,
         threshold: float | None = None,
+        map_from: tuple[str, str] | None = None,
         batch_tokens: int | None = None,
     ) -> None:
         self.encoder, self.batch_tokens = encoder, batch_tokens
+        self.maps, self.map_from = check_maps(encoder, map_from), map_from
+        if self.maps is not None and map_from is not None:
+            encode = _read_apart(encode)
+            for language in map_from:
+                self.maps.check(language)
         self.settings = AlignSettings.of(
             encoder,
             method=method,
@@ -129,7 +138,7 @@ class WordAligner:
 
     def with_layer(self, layer: int) -> WordAligner:
         """Give the same aligner at another layer."""
-        other = WordAligner(self.encoder, batch_tokens=self.batch_tokens)
+        other = WordAligner(self.encoder, map_from=self.map_from, batch_tokens=self.batch_tokens)
         other.settings = replace(self.settings, layer=self.encoder.check_layer(layer))
         return other
 
@@ -156,13 +165,14 @@ class WordAligner:
         windows = cut_pairs(self._words, pairs, layout.room)
         device = device_of(self.encoder)
         parts: dict[int, list[WindowLinks]] = {number: [] for number in numbers}
+        maps = {number: self._find_maps(number) for number in numbers}
 
         @torch.inference_mode()
         def align_batch(rows: IntArray) -> None:
             batch = build_pair_batch(windows, rows, layout).to(device)
             more = None if evidence is None else evidence.score(windows, rows).to(device)
             for number, states in zip(numbers, self.encoder(batch.tokens, numbers), strict=True):
-                similarity, valid = compare_words(states, batch)
+                similarity, valid = compare_words(states, batch, maps[number])
                 links, scores = link_words(similarity, valid, self.settings, more)
                 parts[number].append(WindowLinks.of(rows, links, scores))
 
@@ -171,16 +181,26 @@ class WordAligner:
         run_batches(align_batch, batches, torch.get_num_threads() if device.type == "cpu" else 1)
         return {number: _join_parts(windows, parts[number], len(pairs)) for number in numbers}
 
+    def _find_maps(self, layer: int) -> SideMaps:
+        """Give what the words of either side are mapped by at a layer, if by anything."""
+        if self.maps is None or self.map_from is None:
+            return None, None
+        src, tgt = self.map_from
+        return self.maps.find(src, layer), self.maps.find(tgt, layer)
+
 
 def compare_words(
-    states: Float[Tensor, "tokens hidden"], batch: PairBatch
+    states: Float[Tensor, "tokens hidden"], batch: PairBatch, maps: SideMaps = (None, None)
 ) -> tuple[Float[Tensor, "windows src tgt"], Bool[Tensor, "windows src tgt"]]:
-    """Average the states of every word and compare both sides; words without subwords are out."""
+    """Average the states of every word, map those of a side that has a map, and compare the sides.
+
+    Words without subwords are out.
+    """
     src, has_src = _pool(
-        states[batch.src_places], batch.src_slots, batch.n_windows, batch.src_width
+        states[batch.src_places], batch.src_slots, batch.n_windows, batch.src_width, maps[0]
     )
     tgt, has_tgt = _pool(
-        states[batch.tgt_places], batch.tgt_slots, batch.n_windows, batch.tgt_width
+        states[batch.tgt_places], batch.tgt_slots, batch.n_windows, batch.tgt_width, maps[1]
     )
     return src @ tgt.mT, has_src[:, :, None] & has_tgt[:, None, :]
 
@@ -228,12 +248,24 @@ def check_pairs(pairs: Iterable[WordPair]) -> list[WordPair]:
 
 
 def _pool(
-    states: Float[Tensor, "pieces hidden"], slots: Tensor, n_windows: int, width: int
+    states: Float[Tensor, "pieces hidden"],
+    slots: Tensor,
+    n_windows: int,
+    width: int,
+    W: Float[Tensor, "hidden hidden"] | None,
 ) -> tuple[Float[Tensor, "windows width hidden"], Bool[Tensor, "windows width"]]:
-    words = F.normalize(pool_words(states, slots, n_windows * width), dim=-1)
+    words = pool_words(states, slots, n_windows * width)
+    words = F.normalize(words if W is None else words @ W.to(words), dim=-1)
     filled = torch.zeros(n_windows * width, dtype=torch.bool, device=states.device)
     filled[slots] = True
     return words.view(n_windows, width, -1), filled.view(n_windows, width)
+
+
+def _read_apart(encode: Encoding | None) -> Encoding:
+    """Refuse what maps were not found for; the model's own choice does not count."""
+    if encode == "joint":
+        raise InputError("maps are of sentences read apart", fix="drop encode, or the maps")
+    return "separate"
 
 
 def _mass(filled: Bool[Tensor, "windows width"]) -> Float[Tensor, "windows width"]:

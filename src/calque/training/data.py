@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calque.text.batching import BatchShape
+from calque.text.batching import BatchShape, assign_rows
 from calque.text.bitext import languages_of
 from calque.text.cleaning import CleaningRules
 from calque.text.linked_bitext import STORES
@@ -33,6 +34,8 @@ VALIDATION_SHARE = 0.05
 MIN_BLOCK = 4096
 # Sequence lengths drawn to choose the shape of batches.
 N_SAMPLED = 20_000
+# Batches made of them to see how many rows that takes.
+N_TRIALS = 32
 
 
 def find_sources(data: DataSection, base: Path) -> list[TextSource]:
@@ -58,6 +61,7 @@ class StreamPair:
     validation: BatchStream[Any] | None
     n_too_long: int
     n_examples: int
+    languages: tuple[str, ...]
 
     def describe(self) -> str:
         """Say how many examples are used and how many are not."""
@@ -79,12 +83,13 @@ def open_stream(
 
     With `fixed_shape` every batch is filled up to the same size, as a compiled step needs.
     """
-    needs_links: bool = getattr(objective, "needs_links", False)
-    units = _units(prepared, folder, objective.n_sides, data.leave_out_languages)
+    needs_links = objective.needs_links
+    raw_only = objective.settings.text == "raw"
+    units = _units(prepared, folder, objective.n_sides, data.leave_out_languages, raw_only=raw_only)
     if needs_links:
         units = [unit for unit in units if unit.extras]
     n_marks = objective.n_marks(marks)
-    parts = [_split(unit, n_marks, data) for unit in units]
+    parts = [_split(unit, n_marks, data, apart=objective.reads_apart) for unit in units]
     kept = [(unit, part) for unit, part in zip(units, parts, strict=True) if len(part.training)]
     if not kept:
         kind = "text" if objective.n_sides == 1 else "bitext"
@@ -95,8 +100,8 @@ def open_stream(
         )
     shares = _shares([unit for unit, _ in kept], data.alpha)
     lengths = _sample_lengths([part for _, part in kept], shares, seed)
-    shape = BatchShape.fit(objective.settings.batch_tokens, lengths, data.max_length)
-    plan = BatchPlan(shape.budget, shape.sequences, n_marks)
+    shape, plan = _plan(objective, lengths, n_marks, data.max_length)
+    names = sorted({unit.key for unit, _ in kept})
     collate = objective.make_collate(marks, shape if fixed_shape else None)
 
     def choose(name: str) -> list[Corpus]:
@@ -111,11 +116,13 @@ def open_stream(
     validation = choose("validation")
     # A block of training would go through a small corpus many thousand times.
     block_size = max(MIN_BLOCK, sum(map(len, validation)))
+    known = names if objective.needs_languages else None
     return StreamPair(
-        BatchStream(choose("training"), plan, collate, seed),
-        BatchStream(validation, plan, collate, seed + 1, block_size) if validation else None,
+        BatchStream(choose("training"), plan, collate, seed, None, known),
+        BatchStream(validation, plan, collate, seed + 1, block_size, known) if validation else None,
         sum(part.n_too_long for part in parts),
         sum(len(part.training) for part in parts),
+        tuple(names),
     )
 
 
@@ -208,12 +215,17 @@ def _languages(section: SourceSection, paths: Sequence[Path]) -> tuple[str, ...]
 
 
 def _units(
-    prepared: Sequence[PreparedCorpus], folder: Path, n_sides: int, left_out: Sequence[str]
+    prepared: Sequence[PreparedCorpus],
+    folder: Path,
+    n_sides: int,
+    left_out: Sequence[str],
+    *,
+    raw_only: bool = False,
 ) -> list[_Unit]:
     """Bitext serves pair objectives whole and sentence objectives side by side."""
     units = []
     for corpus in prepared:
-        if set(left_out) & set(corpus.languages):
+        if set(left_out) & set(corpus.languages) or (raw_only and corpus.linked):
             continue
         stores = tuple(
             TokenStore.open(folder / corpus.name / f"side{side}")
@@ -232,15 +244,47 @@ def _units(
     return [unit for unit in units if unit.size > 0]
 
 
-def _split(unit: _Unit, n_marks: int, data: DataSection) -> _Part:
+def _plan(
+    objective: Objective, lengths: npt.NDArray[np.int64], n_marks: int, max_length: int
+) -> tuple[BatchShape, BatchPlan]:
+    """Choose the shape of batches, and when one is full.
+
+    `lengths` are those of sampled examples, by sequence: one, or two that are read apart.
+    """
+    n_tokens, n_most = objective.settings.batch_tokens, objective.settings.batch_examples
+    shape = BatchShape.fit(n_tokens, lengths.ravel(), max_length)
+    n_examples = shape.sequences // lengths.shape[1]
+    if n_most is None:
+        return shape, BatchPlan(shape.budget, n_examples, n_marks)
+    n_examples = min(n_examples, n_most)
+    return _shrink(shape, lengths, n_examples), BatchPlan(shape.budget, n_examples, n_marks)
+
+
+def _shrink(shape: BatchShape, lengths: npt.NDArray[np.int64], n_examples: int) -> BatchShape:
+    """Keep the rows of a shape that batches of so many examples hardly ever exceed.
+
+    At worst every sequence has a row to itself. Should the rows not do, `pack` adds some.
+    """
+    n_sequences = n_examples * lengths.shape[1]
+    n_trials = min(N_TRIALS, max(1, lengths.size // n_sequences))
+    trials = np.resize(lengths, (n_trials, n_sequences))
+    n_rows = np.array([assign_rows(trial, shape.row).max() + 1 for trial in trials])
+    likely = math.ceil(n_rows.mean() + 4 * n_rows.std()) + 1
+    n_tokens = min(shape.tokens, min(likely, n_sequences) * shape.row)
+    return BatchShape(n_tokens, shape.row, n_sequences, min(shape.budget, n_tokens))
+
+
+def _split(unit: _Unit, n_marks: int, data: DataSection, *, apart: bool = False) -> _Part:
     """Leave out what is too long, and keep the last examples for validation.
 
     They are chosen before any is left out: no objective trains on what another one validates.
+    Where the sides are read `apart`, each of them may be as long as an example.
     """
     everything = number_examples(len(unit.sides[0]))
-    by_side = np.stack([store.lengths(everything) for store in unit.sides])
-    lengths = by_side.sum(axis=0) + n_marks
-    too_long, is_empty = lengths > data.max_length, by_side.min(axis=0) == 0
+    by_side = np.stack([store.lengths(everything) for store in unit.sides], axis=1)
+    lengths = by_side if apart else by_side.sum(axis=1, keepdims=True)
+    lengths = lengths + n_marks // lengths.shape[1]
+    too_long, is_empty = lengths.max(axis=1) > data.max_length, by_side.min(axis=1) == 0
     usable = everything[~too_long & ~is_empty]
     n_kept = min(data.validation_examples, int(VALIDATION_SHARE * len(everything)))
     in_training = usable < len(everything) - n_kept
@@ -251,7 +295,7 @@ def _split(unit: _Unit, n_marks: int, data: DataSection) -> _Part:
 def _sample_lengths(
     parts: Sequence[_Part], shares: Sequence[float], seed: int
 ) -> npt.NDArray[np.int64]:
-    """Draw sequence lengths as the stream will: by share, then at random."""
+    """Draw lengths of examples, by sequence, as the stream will: by share, then at random."""
     generator = np.random.default_rng(seed)
     counts = generator.multinomial(N_SAMPLED, np.asarray(shares) / np.sum(shares))
     drawn = [generator.choice(part.lengths, n) for part, n in zip(parts, counts, strict=True) if n]

@@ -144,6 +144,8 @@ class Trainer(Run):
         self.watch.note(self.step + 1, {"the gradient": norm}, {})
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        for objective in self.objectives:
+            objective.after_step()
         self.average.update(self.encoder)
         figures = {f"loss/{name}": value for name, value in losses.items()}
         return figures | {"grad_norm": norm, "lr": rate}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -56,6 +56,8 @@ class Run:
             )
             for number, objective in enumerate(objectives)
         ]
+        for objective, pair in zip(objectives, self.streams, strict=True):
+            objective.start(self.encoder, pair.languages)
         if recipe.checkpoints.final == "best" and not any(pair.validation for pair in self.streams):
             raise InputError(
                 "checkpoints.final=best, but no text is kept for validation",
@@ -70,6 +72,11 @@ class Run:
         self.step, self.places = 0, [Place() for _ in objectives]
         self.watch = Watch(self.accelerator)
         self.best_score: float | None = None
+
+    @property
+    def objectives(self) -> list[Objective]:
+        """Give the objectives in the recipe's order."""
+        return [cast("Objective", objective) for objective in self.module.objectives]
 
     @property
     def on_cpu(self) -> bool:

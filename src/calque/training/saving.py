@@ -84,9 +84,13 @@ def finish_run(run: Run) -> Path:
     out = run.folder / "model"
     if run.accelerator.is_main_process:
         dtype: torch.dtype = getattr(torch, settings.dtype)
-        checkpoints.write_folder(
-            out, lambda folder: run.encoder.save(folder, state=state, dtype=dtype)
-        )
+
+        def write(folder: Path) -> None:
+            run.encoder.save(folder, state=state, dtype=dtype)
+            for objective in run.objectives:
+                objective.save_beside(run.encoder, folder)
+
+        checkpoints.write_folder(out, write)
     run.accelerator.wait_for_everyone()
     return out
 

@@ -12,6 +12,7 @@ import torch
 
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model, find_folder
+from calque.objectives import OBJECTIVES
 from calque.text.files import write_atomically
 from calque.text.preparation import PreparedCorpus, open_prepared, prepare_corpora, read_hold_out
 from calque.text.tokenization import load_tokenizer
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from accelerate.utils import FullyShardedDataParallelPlugin
     from transformers import PreTrainedTokenizerFast
 
+    from calque.objectives import AnySettings
     from calque.training.recipe import ModelSection, Recipe
 
 Say = Callable[[str], None]
@@ -176,16 +178,18 @@ def make_config(model: ModelSection, tokenizer: PreTrainedTokenizerFast) -> Any:
 
 def make_accelerator(recipe: Recipe, encoder: Encoder) -> Accelerator:
     """Set the engine up: one process or many, DDP or FSDP2, bf16 on a GPU that has it."""
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DistributedDataParallelKwargs
 
     state = join_processes()
     shards = recipe.engine.distributed == "fsdp" and state.num_processes > 1
     precision = recipe.engine.precision
     if precision == "auto":
         precision = "bf16" if state.device.type == "cuda" else "fp32"
+    every_weight = any(_uses_all_weights(settings) for settings in recipe.objectives)
     accelerator = Accelerator(
         mixed_precision="bf16" if precision == "bf16" else "no",
         cpu=state.device.type == "cpu",
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=not every_weight)],
         fsdp_plugin=_plan_sharding(encoder, precision) if shards else None,
     )
     if shards and not accelerator.is_fsdp2:
@@ -194,6 +198,12 @@ def make_accelerator(recipe: Recipe, encoder: Encoder) -> Accelerator:
             fix="set engine.distributed=ddp, or use GPUs",
         )
     return accelerator
+
+
+def _uses_all_weights(settings: AnySettings) -> bool:
+    """Tell whether all weights get gradients: the distance from the start has one for each."""
+    held = getattr(settings, "parameter_weight", 0.0)
+    return OBJECTIVES[settings.kind].uses_all_weights or held > 0
 
 
 def _plan_sharding(encoder: Encoder, precision: str) -> FullyShardedDataParallelPlugin:

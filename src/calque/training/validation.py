@@ -27,6 +27,8 @@ def validate(run: Run) -> dict[str, float]:
             _, figures = run.wrapped(on_device)
         for name, value in figures.items():
             totals[f"loss/{name}"] += value / len(run.validation_batches)
+    for objective in run.objectives if totals else []:
+        objective.after_validation()
     run.wrapped.train()
     if isinstance(run.wrapped, FSDPModule):
         run.wrapped.reshard()  # with no backward pass to do it, the outermost part stays whole

@@ -1,0 +1,722 @@
+"""Contrastive alignment: the paper's equations by slow loops, words, sentences and the queue."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from calque.models.features import FeatureExtractor
+from calque.objectives.base import Marks, ObjectiveSettings
+from calque.objectives.contrastive import (
+    Contrastive,
+    SentenceContrastive,
+    SentenceContrastiveSettings,
+    WordContrastive,
+    WordContrastiveSettings,
+    contrast,
+    info_nce,
+)
+from calque.objectives.negatives import NegativeQueue, Rows
+from calque.text.batching import BatchShape, Ragged
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from calque.models.encoder import Encoder
+
+Negatives = Literal["weak", "strong"]
+BOTH: list[Negatives] = ["weak", "strong"]
+Pair = tuple[list[list[int]], list[list[int]], list[tuple[int, int, int]]]
+
+# Words as lists of subwords, and links with weights of 255. A source word of the first pair has
+# two links; the second has no links; the fourth has the third's source sentence.
+PAIRS: list[Pair] = [
+    ([[10, 11], [12], [13]], [[20], [21, 22, 23], [24]], [(0, 1, 255), (1, 0, 128), (1, 2, 64)]),
+    ([[14]], [[26], [27]], []),
+    ([[15], [16, 17]], [[28], [29, 30]], [(1, 1, 255), (0, 0, 51)]),
+    ([[15], [16, 17]], [[31, 32]], [(0, 0, 255)]),
+    ([[18], [19]], [[33], [34], [35]], [(0, 2, 255), (1, 0, 255)]),
+]
+SHAPE = BatchShape(tokens=96, row=16, sequences=16, budget=96)
+
+
+# The mathematics
+
+
+def equation_7(src: Tensor, tgt: Tensor, temperature: float) -> float:
+    """The paper's weak loss, with the minus sign that its print lacks."""
+    n = len(src)
+
+    def sim(a: Tensor, b: Tensor) -> float:
+        return math.exp(F.cosine_similarity(a, b, dim=0).item() / temperature)
+
+    total = 0.0
+    for i in range(n):
+        total += math.log(sim(src[i], tgt[i]) / sum(sim(src[i], tgt[j]) for j in range(n)))
+        total += math.log(sim(src[i], tgt[i]) / sum(sim(src[j], tgt[i]) for j in range(n)))
+    return -total / (2 * n)
+
+
+def equation_8(src: Tensor, tgt: Tensor, temperature: float) -> float:
+    """The paper's strong loss, likewise."""
+    n, states = len(src), [*src, *tgt]
+
+    def sim(a: Tensor, b: Tensor) -> float:
+        return math.exp(F.cosine_similarity(a, b, dim=0).item() / temperature)
+
+    total = 0.0
+    for k, state in enumerate(states):
+        aligned = states[(k + n) % (2 * n)]
+        others = sum(sim(state, other) for m, other in enumerate(states) if m != k)
+        total += math.log(sim(state, aligned) / others)
+    return -total / (2 * n)
+
+
+EQUATIONS = {"weak": equation_7, "strong": equation_8}
+
+
+@dataclass
+class Slow:
+    """Pairs of states in lists; keys may be anything."""
+
+    src: list[Tensor]
+    tgt: list[Tensor]
+    src_keys: list[Any]
+    tgt_keys: list[Any]
+    weights: list[float]
+
+    def __add__(self, other: Slow) -> Slow:
+        both = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Slow(*(mine + yours for mine, yours in both))
+
+    def first(self, n: int) -> Slow:
+        return Slow(*(column[:n] for column in vars(self).values()))
+
+
+def slow_loss(mine: Slow, others: Slow, temperature: float, negatives: str) -> float:
+    """The mean over my pairs by weight, where pairs that share a key are no negatives."""
+
+    def sim(a: Tensor, b: Tensor) -> float:
+        return math.exp(F.cosine_similarity(a, b, dim=0).item() / temperature)
+
+    rows, total = mine + others, 0.0
+    for i, weight in enumerate(mine.weights):
+        strangers = [
+            j
+            for j in range(len(rows.src))
+            if rows.weights[j] > 0
+            and rows.src_keys[j] != rows.src_keys[i]
+            and rows.tgt_keys[j] != rows.tgt_keys[i]
+        ]
+        for anchors, near, far in ((rows.src, rows.tgt, rows.src), (rows.tgt, rows.src, rows.tgt)):
+            positive = sim(anchors[i], near[i])
+            rivals = sum(sim(anchors[i], near[j]) for j in strangers)
+            if negatives == "strong":
+                rivals += sum(sim(anchors[i], far[j]) for j in strangers)
+            total -= weight * math.log(positive / (positive + rivals)) / 2
+    return total / sum(mine.weights)
+
+
+NOBODY = Slow([], [], [], [], [])
+
+
+def make_rows(src: Tensor, tgt: Tensor, **changes: Tensor) -> Rows:
+    numbers = torch.arange(len(src))
+    rows = Rows(
+        F.normalize(src, dim=1), F.normalize(tgt, dim=1), numbers, numbers + 1000, numbers >= 0
+    )
+    return rows._replace(**changes)
+
+
+def mean_loss(
+    rows: Rows, negatives: Negatives, temperature: float = 0.1, weights: Tensor | None = None
+) -> Tensor:
+    weights = rows.src.new_ones(len(rows.src)) if weights is None else weights
+    total, _ = info_nce(rows, rows, 0, weights, temperature, negatives)
+    return total / weights.sum()
+
+
+def draw(n: int, width: int = 5, seed: int = 0, dtype: Any = torch.float64) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    src, tgt = torch.randn(2, n, width, generator=generator, dtype=dtype)
+    return src, tgt
+
+
+E_ = math.e
+# Three words a side: s = e₁, e₂, e₃ and t = e₁, e₂, e₂, at temperature 1. By hand, s before t:
+BY_HAND = {
+    "weak": [
+        math.log(E_ + 2) - 1,
+        math.log(1 + 2 * E_) - 1,
+        math.log(3),
+        math.log(E_ + 2) - 1,
+        math.log(E_ + 2) - 1,
+        math.log(E_ + 2),
+    ],
+    "strong": [  # two more with 0 for each s, one with 0 and one with 1 or two with 0 for each t
+        math.log(E_ + 4) - 1,
+        math.log(3 + 2 * E_) - 1,
+        math.log(5),
+        math.log(E_ + 4) - 1,
+        math.log(2 * E_ + 3) - 1,
+        math.log(2 * E_ + 3),
+    ],
+}
+
+
+@pytest.mark.parametrize("negatives", BOTH)
+def test_three_words_by_hand(negatives: Negatives) -> None:
+    src = torch.eye(3)
+    rows = make_rows(src, src[[0, 1, 1]])
+    total, n_won = info_nce(rows, rows, 0, torch.ones(3), 1.0, negatives)
+    assert total.item() == pytest.approx(sum(BY_HAND[negatives]) / 2)
+    # s₁ and t₁ win; s₂ ties with t₃, s₃ with everyone; t₂ wins unless t₃ is asked too; t₃ loses.
+    assert n_won.item() == (1.5 if negatives == "weak" else 1.0)
+    weights = torch.tensor([0.0, 0.5, 2.0])
+    total, n_won = info_nce(rows, rows, 0, weights, 1.0, negatives)
+    by_pair = [
+        (s + t) / 2 for s, t in zip(BY_HAND[negatives][:3], BY_HAND[negatives][3:], strict=True)
+    ]
+    assert total.item() == pytest.approx(0.5 * by_pair[1] + 2 * by_pair[2])
+    assert n_won.item() == (0.25 if negatives == "weak" else 0.0)
+
+
+@pytest.mark.parametrize("negatives", BOTH)
+@settings(max_examples=25)
+@given(n=st.integers(1, 7), seed=st.integers(0, 1 << 32), temperature=st.floats(0.05, 2.0))
+def test_losses_are_those_of_the_paper(
+    n: int, seed: int, temperature: float, negatives: Negatives
+) -> None:
+    src, tgt = draw(n, seed=seed)
+    found = mean_loss(make_rows(src, tgt), negatives, temperature)
+    assert found.item() == pytest.approx(EQUATIONS[negatives](src, tgt, temperature), abs=1e-9)
+
+
+@pytest.mark.parametrize("negatives", BOTH)
+@settings(max_examples=25)
+@given(seed=st.integers(0, 1 << 32))
+def test_keys_weights_and_fill_are_those_of_a_loop(seed: int, negatives: Negatives) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    src, tgt = draw(8, seed=seed)
+    keys = torch.randint(5, (2, 8), generator=generator)
+    weights = torch.rand(8, generator=generator, dtype=torch.float64)
+    weights = weights * (torch.rand(8, generator=generator) < 0.7)
+    weights[0] = 1.0
+    rows = make_rows(src, tgt, src_keys=keys[0], tgt_keys=keys[1], real=weights > 0)
+    found = mean_loss(rows, negatives, 0.3, weights)
+    slow = Slow(list(src), list(tgt), *keys.tolist(), weights.tolist())
+    assert found.item() == pytest.approx(slow_loss(slow, NOBODY, 0.3, negatives))
+
+
+@settings(max_examples=25)
+@given(n=st.integers(1, 12), seed=st.integers(0, 1 << 32), temperature=st.floats(0.02, 2.0))
+def test_weak_is_the_cross_entropy_of_both_directions(
+    n: int, seed: int, temperature: float
+) -> None:
+    rows = make_rows(*draw(n, seed=seed))
+    similarity, labels = rows.src @ rows.tgt.T / temperature, torch.arange(n)
+    expected = (F.cross_entropy(similarity, labels) + F.cross_entropy(similarity.T, labels)) / 2
+    torch.testing.assert_close(mean_loss(rows, "weak", temperature), expected)
+
+
+def test_the_positive_always_counts() -> None:
+    """Where nothing is allowed the loss is 0, and never NaN or negative."""
+    similarity = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    positives = torch.tensor([5, 0, 3, 3])
+    losses = contrast(similarity, positives, torch.zeros(4, 6, dtype=torch.bool))
+    assert losses.tolist() == [0, 0, 0, 0]
+    losses.sum().backward()
+    assert similarity.grad is not None
+    assert similarity.grad.eq(0).all()
+    alone = torch.zeros(4, 6, dtype=torch.bool)
+    alone[0, 2] = True
+    losses = contrast(similarity, positives, alone).detach()
+    assert losses[0].item() == pytest.approx(
+        math.log1p(math.exp(similarity[0, 2].item() - similarity[0, 5].item()))
+    )
+    everyone = contrast(similarity, positives, torch.ones(4, 6, dtype=torch.bool))
+    torch.testing.assert_close(everyone, F.cross_entropy(similarity, positives, reduction="none"))
+
+
+def test_large_similarities_do_not_overflow() -> None:
+    losses = contrast(
+        torch.tensor([[1e4, -1e4], [-1e4, 1e4]]), torch.tensor([0, 0]), torch.ones(2, 2).bool()
+    )
+    assert losses.tolist() == [0.0, 2e4]
+
+
+@pytest.mark.parametrize("negatives", BOTH)
+def test_pairs_that_share_a_side_are_no_negatives_of_each_other(negatives: Negatives) -> None:
+    src, tgt = draw(6)
+    rows = make_rows(src, tgt)
+    rows = rows._replace(
+        src_keys=torch.tensor([7, 7, 1, 2, 3, 4]), tgt_keys=torch.tensor([0, 1, 2, 3, 9, 9])
+    )
+    for tensor in (rows.src, rows.tgt):
+        tensor.requires_grad_()
+    ones = torch.zeros(6, dtype=torch.float64)
+    ones[0] = 1
+    total, _ = info_nce(rows, rows, 0, ones, 0.1, negatives)
+    gradients = torch.autograd.grad(total, [rows.src, rows.tgt])
+    for gradient in gradients:  # of the loss of pair 0, which shares its source with pair 1
+        touched = gradient.ne(0).any(dim=1).tolist()
+        assert touched == [True, False, True, True, True, True]
+    last = torch.zeros(6, dtype=torch.float64)
+    last[5] = 1  # shares its target with pair 4
+    total, _ = info_nce(rows, rows, 0, last, 0.1, negatives)
+    for gradient in torch.autograd.grad(total, [rows.src, rows.tgt]):
+        assert gradient.ne(0).any(dim=1).tolist() == [True, True, True, True, False, True]
+
+
+@pytest.mark.parametrize("negatives", BOTH)
+def test_gradients_through_the_features_are_right(negatives: Negatives) -> None:
+    extractor = FeatureExtractor(5, 4, torch.Generator().manual_seed(2)).double()
+    weights = torch.tensor([1.0, 0.3, 0.0, 2.0, 1.0], dtype=torch.float64)
+    keys = torch.tensor([0, 1, 2, 0, 4])
+
+    def loss(src: Tensor, tgt: Tensor, hidden: Tensor, output: Tensor) -> Tensor:
+        sides = (
+            torch.func.functional_call(
+                extractor, {"hidden.weight": hidden, "output.weight": output}, (side,)
+            )
+            for side in (src, tgt)
+        )
+        return mean_loss(
+            make_rows(*sides, src_keys=keys, real=weights > 0), negatives, 0.5, weights
+        )
+
+    parameters = [weight.detach().clone() for weight in extractor.parameters()]
+    inputs = [tensor.requires_grad_() for tensor in (*draw(5, seed=3), *parameters)]
+    assert torch.autograd.gradcheck(loss, inputs)
+
+
+@pytest.mark.parametrize("negatives", BOTH)
+def test_rows_that_fill_change_nothing(negatives: Negatives) -> None:
+    """Neither zeros nor copies of real rows, wherever they are, in loss or gradient."""
+    src, tgt = (side.requires_grad_() for side in draw(5))
+    expected = mean_loss(make_rows(src, tgt), negatives)
+    wanted = torch.autograd.grad(expected, [src, tgt])
+    place = torch.tensor([0, 1, 2, 3, 4, 0, 0, 0])
+    weights = torch.tensor([1.0] * 5 + [0.0] * 3, dtype=torch.float64)
+    for zero in (False, True):
+        keep = 1 - zero * (weights == 0).double()[:, None]
+        keys = torch.cat([torch.arange(5), torch.zeros(3, dtype=torch.int64)])
+        rows = make_rows(
+            src[place] * keep,
+            tgt[place] * keep,
+            src_keys=keys,
+            tgt_keys=keys,
+            real=weights > 0,
+        )
+        found = mean_loss(rows, negatives, weights=weights)
+        torch.testing.assert_close(found, expected)
+        for one, other in zip(torch.autograd.grad(found, [src, tgt]), wanted, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+# Objectives on an encoder
+
+
+def arrays_of(pairs: list[Pair]) -> tuple[Ragged, ...]:
+    """What the stores of a linked corpus hold; sentences need the first two alone."""
+    sides = [Ragged.of([list(chain(*pair[side])) for pair in pairs]) for side in (0, 1)]
+    words = [Ragged.of([[len(word) for word in pair[side]] for pair in pairs]) for side in (0, 1)]
+    links = [[i << 20 | j << 8 | level for i, j, level in pair[2]] for pair in pairs]
+    return (*sides, *words, Ragged.of(links))
+
+
+def make_objective(kind: str, hidden: int = 64, **changes: Any) -> Contrastive:
+    objective: Contrastive = (
+        WordContrastive(WordContrastiveSettings(**{"parameter_weight": 0.0} | changes))
+        if kind == "word"
+        else SentenceContrastive(SentenceContrastiveSettings(**changes))
+    )
+    objective.add_weights(hidden, torch.Generator().manual_seed(5))
+    return objective
+
+
+def collate(
+    objective: Contrastive,
+    encoder: Encoder,
+    pairs: list[Pair] = PAIRS,
+    shape: BatchShape | None = None,
+) -> Any:
+    build = objective.make_collate(Marks.of(encoder.tokenizer), shape)
+    return build(arrays_of(pairs), torch.Generator())
+
+
+def find_states(encoder: Encoder, pair: Pair, side: int, layer: int) -> Tensor:
+    """The states of one sentence that is read alone, marks excluded."""
+    from calque.text.batching import add_marks, pack
+
+    marks = Marks.of(encoder.tokenizer)
+    alone = add_marks(Ragged.of([list(chain(*pair[side]))]), marks.first, marks.last)
+    (states,) = encoder(pack(alone, pad_id=marks.pad), [layer])
+    result: Tensor = states[1:-1]
+    return result
+
+
+def read_slowly(
+    objective: Contrastive, encoder: Encoder, pairs: list[Pair], batch: int = 0
+) -> Slow:
+    """What the objective compares, found sentence by sentence; `batch` makes places differ."""
+    settings = objective.settings
+    layer = encoder.n_layers if settings.layer is None else settings.layer
+    found = Slow([], [], [], [], [])
+    columns = ((found.src, found.src_keys), (found.tgt, found.tgt_keys))
+    for number, pair in enumerate(pairs):
+        for side, (states, keys) in enumerate(columns):
+            mine = find_states(encoder, pair, side, layer)
+            if isinstance(objective, SentenceContrastive):
+                states.append(extract(objective, mine.mean(dim=0)))
+                keys.append(list(chain(*pair[side])))
+                continue
+            for link in pair[2]:
+                word = pair[side][link[side]]
+                start = len(list(chain(*pair[side][: link[side]])))
+                stop = start + (1 if settings.words == "first" else len(word))
+                states.append(extract(objective, mine[start:stop].mean(dim=0)))
+                keys.append(word if settings.spare == "text" else (batch, number, link[side]))
+        one = isinstance(objective, SentenceContrastive)
+        found.weights.extend([1.0] if one else [level / 255 for _, _, level in pair[2]])
+    return found
+
+
+def extract(objective: Contrastive, state: Tensor) -> Tensor:
+    if objective.extractor is None:
+        return state
+    hidden = (objective.extractor.hidden.weight @ state).clamp(min=0)
+    return objective.extractor.output.weight @ hidden
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("word", {}),
+    ("word", {"words": "mean", "features": None, "layer": 2, "temperature": 0.3}),
+    ("word", {"spare": "text", "features": 16}),
+    ("sentence", {}),
+    ("sentence", {"features": 16, "layer": 1, "temperature": 0.2}),
+]
+
+
+@pytest.mark.parametrize("shape", [None, SHAPE])
+@pytest.mark.parametrize("negatives", BOTH)
+@pytest.mark.parametrize(("kind", "changes"), CASES)
+def test_losses_are_those_of_sentences_read_alone(
+    kind: str,
+    changes: dict[str, Any],
+    negatives: Negatives,
+    shape: BatchShape | None,
+    tiny_encoder: Encoder,
+) -> None:
+    objective = make_objective(kind, negatives=negatives, **changes)
+    with torch.no_grad():
+        terms = objective(tiny_encoder, collate(objective, tiny_encoder, shape=shape))
+        slow = read_slowly(objective, tiny_encoder, PAIRS)
+    expected = slow_loss(slow, NOBODY, objective.settings.temperature, negatives)
+    assert terms.figures.keys() == {"contrast", "accuracy"}
+    assert (
+        terms.loss.item() == terms.figures["contrast"].item() == pytest.approx(expected, rel=2e-4)
+    )
+    assert 0 <= terms.figures["accuracy"].item() <= 1
+
+
+@pytest.mark.parametrize("negatives", BOTH)
+@pytest.mark.parametrize("kind", ["word", "sentence"])
+def test_the_fill_of_a_shape_gets_no_gradient(
+    kind: str, negatives: Negatives, tiny_encoder: Encoder
+) -> None:
+    encoder = copy.deepcopy(tiny_encoder).double()
+    objective = make_objective(kind, negatives=negatives, features=16).double()
+    everything = {**dict(encoder.named_parameters()), **dict(objective.named_parameters())}
+    gradients = []
+    for shape in (None, SHAPE):
+        terms = objective(encoder, collate(objective, encoder, shape=shape))
+        found = torch.autograd.grad(terms.loss, list(everything.values()), allow_unused=True)
+        gradients.append(dict(zip(everything, found, strict=True)))
+    used = [name for name, gradient in gradients[0].items() if gradient is not None]
+    assert "model.lm_head.decoder.weight" in used  # the embeddings, which are also the output
+    assert {f"model.lm_head.{name}" for name in ("bias", "dense.weight")}.isdisjoint(used)
+    for name in used:
+        torch.testing.assert_close(gradients[0][name], gradients[1][name])
+
+
+@pytest.mark.parametrize("kind", ["word", "sentence"])
+def test_without_an_extractor_lengths_do_not_matter(kind: str, tiny_encoder: Encoder) -> None:
+    """The last layer norm's weight scales all states."""
+    encoder = copy.deepcopy(tiny_encoder)
+    objective = make_objective(kind, features=None)
+    batch = collate(objective, encoder)
+    with torch.no_grad():
+        before = objective(encoder, batch)
+        norm: Any = encoder.model.roberta.encoder.layer[-1].output.LayerNorm  # type: ignore[union-attr,index]
+        norm.weight.mul_(37.0)
+        norm.bias.mul_(37.0)
+        after = objective(encoder, batch)
+    assert after.loss.item() == pytest.approx(before.loss.item(), rel=1e-4)
+
+
+def test_weights_of_links_are_relative(tiny_encoder: Encoder) -> None:
+    objective = make_objective("word")
+    batch = collate(objective, tiny_encoder)
+    with torch.no_grad():
+        one = objective(tiny_encoder, batch)
+        other = objective(tiny_encoder, replace(batch, weights=3 * batch.weights))
+    assert other.loss.item() == pytest.approx(one.loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [None, SHAPE])
+@pytest.mark.parametrize("queue", [0, 4])
+def test_a_batch_without_links_has_no_loss_and_no_nan(
+    queue: int, shape: BatchShape | None, tiny_encoder: Encoder
+) -> None:
+    encoder = copy.deepcopy(tiny_encoder)
+    objective = make_objective("word", queue=queue)
+    terms = objective(encoder, collate(objective, encoder, [PAIRS[1]], shape))
+    assert terms.loss.item() == terms.figures["accuracy"].item() == 0
+    terms.loss.backward()
+    gradients = [p.grad for p in encoder.parameters() if p.grad is not None]
+    assert all(gradient.eq(0).all() for gradient in gradients)
+    assert objective.queue is None or not objective.queue.real.any()
+
+
+def test_no_links_anywhere_is_no_nan_among_many_processes(
+    tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a share of 64 processes: 64 over the smallest float would be infinite."""
+    monkeypatch.setattr("calque.objectives.contrastive.n_processes", lambda: 64)
+    objective = make_objective("word")
+    with torch.no_grad():
+        loss = objective(tiny_encoder, collate(objective, tiny_encoder, [PAIRS[1]], SHAPE)).loss
+    assert loss.item() == 0
+
+
+def test_an_impossible_layer_is_told_at_the_start(tiny_encoder: Encoder) -> None:
+    objective = make_objective("sentence", layer=9)
+    with pytest.raises(InputError, match="layer 9 does not exist"):
+        objective.start(tiny_encoder, ["en-de"])
+    make_objective("sentence", layer=-1).start(tiny_encoder, ["en-de"])
+
+
+def test_the_distance_to_the_pretrained_weights_is_added(tiny_encoder: Encoder) -> None:
+    """Eq. 5 at θ = θ_pretrained + 0.01 everywhere, by the number of weights."""
+    encoder = copy.deepcopy(tiny_encoder)
+    objective = make_objective("sentence", parameter_weight=2.0)
+    batch = collate(objective, encoder)
+    objective.start(encoder, ["en-de"])
+    with torch.no_grad():
+        terms = objective(encoder, batch)
+        assert terms.figures["parameters"].item() == 0
+        for parameter in encoder.parameters():
+            parameter.add_(0.01)
+        terms = objective(encoder, batch)
+    n_weights = sum(parameter.numel() for parameter in encoder.parameters())
+    assert terms.figures["parameters"].item() == pytest.approx(1e-4 * n_weights, rel=1e-3)
+    expected = terms.figures["contrast"] + 2 * terms.figures["parameters"]
+    torch.testing.assert_close(terms.loss, expected)
+    assert not [name for name in objective.state_dict() if "pretrained" in name]
+
+
+@pytest.mark.parametrize("kind", ["word", "sentence"])
+def test_training_brings_translations_together(kind: str, tiny_encoder: Encoder) -> None:
+    encoder = copy.deepcopy(tiny_encoder)
+    objective = make_objective(kind, features=16)
+    batch = collate(objective, encoder, PAIRS[:3] + PAIRS[4:])
+    parameters = [*encoder.parameters(), *objective.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    history = []
+    for _ in range(25):
+        terms = objective(encoder, batch)
+        history.append(terms.loss.item())
+        optimizer.zero_grad()
+        terms.loss.backward()
+        optimizer.step()
+    assert history[-1] < history[0] - 0.5
+    assert terms.figures["accuracy"].item() > 0.9
+
+
+# The queue of negatives
+
+
+def rows_of(*numbers: int, real: list[bool] | None = None) -> Rows:
+    """Pairs that are told by their numbers."""
+    values = torch.tensor(numbers)
+    states = values[:, None].float().expand(-1, 3)
+    real_ones = torch.tensor(real or [True] * len(numbers))
+    return Rows(states, -states, values, values + 100, real_ones)
+
+
+def read_queue(queue: NegativeQueue) -> list[int]:
+    rows = queue.rows()
+    numbers = rows.src_keys[rows.real].tolist()
+    assert rows.tgt_keys[rows.real].tolist() == [number + 100 for number in numbers]
+    assert rows.src[rows.real].tolist() == [[float(number)] * 3 for number in numbers]
+    assert rows.tgt[rows.real].tolist() == [[-float(number)] * 3 for number in numbers]
+    return [int(number) for number in numbers]
+
+
+def test_the_newest_are_first_and_the_oldest_fall_out() -> None:
+    queue = NegativeQueue(5, 3)
+    assert read_queue(queue) == []
+    queue.push(rows_of(1, 2))
+    assert read_queue(queue) == [1, 2]
+    queue.push(rows_of(3, 4, 5, real=[True, False, True]))
+    assert read_queue(queue) == [3, 5, 1, 2]
+    queue.push(rows_of(6, 7))
+    assert read_queue(queue) == [6, 7, 3, 5, 1]
+    queue.push(rows_of(8, real=[False]))
+    assert read_queue(queue) == [6, 7, 3, 5, 1]
+    queue.push(rows_of(*range(10, 18)))
+    assert read_queue(queue) == [10, 11, 12, 13, 14]
+
+
+def test_rows_are_copies_and_have_no_gradient() -> None:
+    queue = NegativeQueue(3, 3)
+    queue.push(rows_of(1))
+    before = queue.rows()
+    states = torch.full((2, 3), 2.0, requires_grad=True)
+    queue.push(rows_of(2, 2)._replace(src=states * 1, tgt=-states))
+    assert before.src_keys.tolist() == [1, 0, 0]
+    assert not any(tensor.requires_grad for tensor in queue.rows())
+    assert not list(queue.parameters())
+    assert queue.state_dict().keys() == set(Rows._fields)
+
+
+@pytest.mark.parametrize("shape", [None, SHAPE])
+@pytest.mark.parametrize("negatives", BOTH)
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("word", {}), ("word", {"spare": "text"}), ("sentence", {"features": 16}), ("sentence", {})],
+)
+def test_the_loss_with_a_queue_is_that_with_its_rows_beside(
+    kind: str,
+    changes: dict[str, Any],
+    negatives: Negatives,
+    shape: BatchShape | None,
+    tiny_encoder: Encoder,
+) -> None:
+    """The batches share sentences: spared by text, but not by place, which no two batches share."""
+    objective = make_objective(kind, negatives=negatives, queue=5, **changes)
+    batches = [PAIRS[:1] + PAIRS[4:], PAIRS[2:4], PAIRS]
+    with torch.no_grad():
+        for pairs in batches:
+            found = objective(tiny_encoder, collate(objective, tiny_encoder, pairs, shape)).loss
+        old, new, mine = (
+            read_slowly(objective, tiny_encoder, pairs, number)
+            for number, pairs in enumerate(batches)
+        )
+    waiting = (new + old).first(5)
+    expected = slow_loss(mine, waiting, objective.settings.temperature, negatives)
+    assert found.item() == pytest.approx(expected, rel=2e-4)
+    assert found.item() > slow_loss(mine, NOBODY, objective.settings.temperature, negatives)
+
+
+@pytest.mark.parametrize("kind", ["word", "sentence"])
+def test_the_queue_gets_no_gradient_but_moves_the_others(kind: str, tiny_encoder: Encoder) -> None:
+    encoder = copy.deepcopy(tiny_encoder)
+    objective = make_objective(kind, queue=6, features=16)
+    batch = collate(objective, encoder, shape=SHAPE)
+    gradients = []
+    for _ in range(2):
+        objective.zero_grad()
+        objective(encoder, batch).loss.backward()
+        assert objective.extractor is not None
+        gradients.append(objective.extractor.output.weight.grad)
+    assert not torch.equal(*gradients)
+    assert objective.queue is not None
+    assert not any(buffer.requires_grad for buffer in objective.queue.buffers())
+
+
+def test_validation_asks_the_queue_but_leaves_it_alone(tiny_encoder: Encoder) -> None:
+    objective = make_objective("sentence", queue=6)
+    assert objective.queue is not None
+    with torch.no_grad():
+        objective(tiny_encoder, collate(objective, tiny_encoder, PAIRS[:2]))
+        before = objective.queue.rows()
+        objective.eval()
+        batch = collate(objective, tiny_encoder, PAIRS[2:])
+        first, again = (objective(tiny_encoder, batch).loss for _ in range(2))
+        plain = make_objective("sentence").eval()(tiny_encoder, batch).loss
+    assert all(torch.equal(*pair) for pair in zip(before, objective.queue.rows(), strict=True))
+    assert first.item() == again.item() > plain.item()
+
+
+def test_an_objective_without_a_queue_or_features_has_no_weights() -> None:
+    assert not make_objective("sentence").state_dict()
+    assert make_objective("sentence", queue=3).state_dict()["queue.src"].shape == (3, 64)
+    both = make_objective("word", queue=3, features=8)
+    assert both.state_dict()["queue.src"].shape == (3, 8)
+    assert {name for name, _ in both.named_parameters()} == {
+        "extractor.hidden.weight",
+        "extractor.output.weight",
+    }
+
+
+# Compiled
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo
+@pytest.mark.parametrize("queue", [0, 6])
+@pytest.mark.parametrize("kind", ["word", "sentence"])
+def test_one_graph_serves_all_batches(kind: str, queue: int, tiny_encoder: Encoder) -> None:
+    torch._dynamo.reset()
+    encoder = copy.deepcopy(tiny_encoder)
+    encoder.fuses = True  # as a compiled run does; Hugging Face's own layers may not be traceable
+    changes = {"queue": queue, "features": 16, "parameter_weight": 0.5, "negatives": "strong"}
+    objective, plain = (make_objective(kind, **changes) for _ in range(2))
+    for one in (objective, plain):
+        one.start(encoder, ["en-de"])
+    objective.compile(dynamic=False, fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for pairs in (PAIRS, PAIRS[:2], PAIRS[2:]):
+            batch = collate(objective, encoder, pairs, SHAPE)
+            losses = [one(encoder, batch).loss for one in (objective, plain)]
+            torch.testing.assert_close(*losses)
+            weight: Any = encoder.model.get_input_embeddings().weight
+            torch.testing.assert_close(*(torch.autograd.grad(loss, weight)[0] for loss in losses))
+    if queue:
+        assert objective.queue is not None
+        assert plain.queue is not None
+        for one, other in zip(objective.queue.rows(), plain.queue.rows(), strict=True):
+            torch.testing.assert_close(one, other)
+        assert objective.queue.real.all()
+
+
+# Settings
+
+
+def test_the_papers_settings_are_the_defaults_for_words() -> None:
+    words = WordContrastiveSettings()
+    assert (words.temperature, words.features, words.parameter_weight) == (0.1, 128, 1.0)
+    assert (words.words, words.negatives, words.layer, words.queue) == ("first", "weak", None, 0)
+    sentences = SentenceContrastiveSettings()
+    assert (sentences.features, sentences.parameter_weight) == (None, 0.0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": 0.0}, {"features": 0}, {"queue": -1}, {"negatives": "all"}, {"words": 2}],
+)
+def test_mistakes_in_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        WordContrastiveSettings.model_validate(wrong)
+
+
+def test_keys_that_are_as_ever_are_not_written() -> None:
+    """A recipe older than `batch_examples` and `text` keeps its fingerprint."""
+    old = ObjectiveSettings(kind="any", weight=2.0).model_dump()
+    assert old == {"kind": "any", "weight": 2.0, "batch_tokens": 16_384}
+    new = ObjectiveSettings(kind="any", batch_examples=5, text="raw").model_dump()
+    usual = {"kind": "any", "weight": 1.0, "batch_tokens": 16_384}
+    assert new == usual | {"batch_examples": 5, "text": "raw"}
+    assert ObjectiveSettings.model_validate(new).model_dump() == new
