@@ -97,12 +97,12 @@ def main() -> None:
     if options.one is not None:
         method, seed = options.one
         return do_run(options, method, int(seed))
-    if not options.report_only:
-        if None in (options.text, options.tatoeba, options.gold):
-            print("needs a prepared TEXT, --tatoeba and --gold: skipped")
-            return None
-        do_all(options)
+    if not options.report_only and None in (options.text, options.tatoeba, options.gold):
+        return print("needs a prepared TEXT, --tatoeba and --gold: skipped")
+    n_failed = 0 if options.report_only else do_all(options)
     write_report(options)
+    if n_failed:
+        sys.exit(f"{n_failed} runs failed: the same command does them again")
     return None
 
 
@@ -136,8 +136,8 @@ def parse_options() -> argparse.Namespace:
 # Running.
 
 
-def do_all(options: argparse.Namespace) -> None:
-    """Make the runs whose results are missing, some at a time; say at the end which failed."""
+def do_all(options: argparse.Namespace) -> int:
+    """Make the runs whose results are missing, some at a time; count those that fail."""
     options.out.mkdir(parents=True, exist_ok=True)
     wanted = [
         (method, seed)
@@ -161,9 +161,7 @@ def do_all(options: argparse.Namespace) -> None:
         return failed
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        n_failed = sum(pool.map(call, missing))
-    if n_failed:
-        sys.exit(f"{n_failed} runs failed: the same command does them again")
+        return sum(pool.map(call, missing))
 
 
 def is_done(options: argparse.Namespace, method: str, seed: int) -> bool:
@@ -390,16 +388,23 @@ def show_cell(values: Values, before: float | None, measure: str, note: str = ""
         shown = f"{mean:.1f} ± {spread:.1f}{note}"
     if before is None:
         return shown
-    change = mean - before
+    change = round(mean - before, 1) + 0.0  # a difference that shows as none is none
     mark = ""
-    if spread is not None and abs(change) > spread:
+    if change and spread is not None and abs(mean - before) > spread:
         mark = " ↑" if SIGNS[measure] * change > 0 else " ↓"
-    return f"{shown} ({change:+.1f}{mark})"
+    return f"{shown} ({change:+.1f}{mark})".replace("-", "−")
 
 
 def tabulate_summary(results: Results) -> str:
     """Compare methods at their best layers and, for retrieval, at the last."""
-    header = ["", "seeds", "Tatoeba, best layer", "last layer", *list(MEASURES.values())[1:], "s"]
+    header = [
+        "",
+        "seeds",
+        "Tatoeba, best layer",
+        "last layer",
+        *list(MEASURES.values())[1:],
+        "seconds",
+    ]
     rows = []
     for method, runs in results.items():
         seconds = np.mean([run["train_seconds"] for run in runs])

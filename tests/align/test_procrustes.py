@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -71,6 +71,19 @@ def test_few_pairs_have_the_least_squares_of_smallest_norm(n_pairs: int) -> None
     expected, *_ = scipy.linalg.lstsq(tgt.numpy(), src.numpy())
     found = solve_least_squares(sums.gram, sums.cross).numpy()
     np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(("cutoff", "rank"), [(None, 5), (1e-6, 4), (1e-2, 3), (1e-20, 5)])
+def test_weak_directions_may_be_left_out(cutoff: float | None, rank: int) -> None:
+    values = torch.tensor([1.0, 0.5, 0.1, 1e-3, 3e-7], dtype=torch.float64)
+    tgt, src = rotation(5, 1) @ values.diag() @ rotation(5, 2), draw(5, 5)
+    sums = sums_of(src, tgt)
+    assert sums.gram is not None
+    found = solve_least_squares(sums.gram, sums.cross, cutoff)
+    least = 1e-8 if cutoff is None else max(cutoff, 1e-8)
+    expected, _, found_rank, _ = np.linalg.lstsq(tgt.numpy(), src.numpy(), rcond=least)
+    assert torch.linalg.matrix_rank(found, rtol=1e-9).item() == found_rank == rank
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-2)
 
 
 def test_a_stack_is_solved_like_its_parts() -> None:
@@ -212,6 +225,7 @@ def test_singular_values_move_as_the_formula_says() -> None:
     torch.testing.assert_close(found, values * (1.01 - 0.01 * values.square()))
 
 
+@settings(max_examples=25)
 @given(
     st.integers(1, 8),
     st.sampled_from([0.01, 0.1, 0.5]),

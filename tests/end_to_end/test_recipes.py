@@ -58,8 +58,17 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "adapt": {"model.start": "null", "objectives.0.label_layer": 1},
     "l2": {"model.start": "null", "objectives.0.hidden_weight": 0.1},
+    # A random start is not worth staying near to.
+    "weak": {"model.start": "null", "objectives.0.parameter_weight": 0.01},
+    "strong": {"model.start": "null", "objectives.0.parameter_weight": 0.01},
+    "sentence-contrastive": PAIRED
+    | {
+        "model.start": "null",
+        "objectives.0.weight": 0.03,  # TLM learns slowly beside it
+        "optimizer.learning_rate": "6e-3",
+    },
 }
-ONE_OBJECTIVE = ("xlm", "adapt", "l2")
+ONE_OBJECTIVE = ("xlm", "adapt", "l2", "weak", "strong")
 
 
 def options(changes: dict[str, Any]) -> list[str]:

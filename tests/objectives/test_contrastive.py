@@ -504,7 +504,6 @@ def test_an_impossible_layer_is_told_at_the_start(tiny_encoder: Encoder) -> None
     objective = make_objective("sentence", layer=9)
     with pytest.raises(InputError, match="layer 9 does not exist"):
         objective.start(tiny_encoder, ["en-de"])
-    make_objective("sentence", layer=-1).start(tiny_encoder, ["en-de"])
 
 
 def test_the_distance_to_the_pretrained_weights_is_added(tiny_encoder: Encoder) -> None:
@@ -524,6 +523,18 @@ def test_the_distance_to_the_pretrained_weights_is_added(tiny_encoder: Encoder) 
     expected = terms.figures["contrast"] + 2 * terms.figures["parameters"]
     torch.testing.assert_close(terms.loss, expected)
     assert not [name for name in objective.state_dict() if "pretrained" in name]
+
+
+@pytest.mark.parametrize(("layer", "expected"), [(None, 4), (1, 1), (-2, 3)])
+def test_sentences_are_to_be_compared_where_they_were_contrasted(
+    layer: int | None, expected: int, tiny_encoder: Encoder
+) -> None:
+    encoder = copy.deepcopy(tiny_encoder)
+    encoder.model.config.calque = {"other": 7, "retrieval_layer": 0}
+    make_objective("word", layer=layer).start(encoder, ["en-de"])
+    assert encoder.retrieval_layer == 0  # words say nothing of it
+    make_objective("sentence", layer=layer).start(encoder, ["en-de"])
+    assert encoder.settings == {"other": 7, "retrieval_layer": expected}
 
 
 @pytest.mark.parametrize("kind", ["word", "sentence"])

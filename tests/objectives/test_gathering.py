@@ -167,6 +167,7 @@ def work(rank: int, folder: str, model: str) -> None:
     from calque.models.encoder import Encoder
 
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")  # from torch.compile
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2

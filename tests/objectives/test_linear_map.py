@@ -251,7 +251,8 @@ def test_steps_come_to_the_closed_form(frozen: Encoder) -> None:
                 float(weights @ (src - tgt @ M).square().sum(dim=1))
                 for M in (torch.eye(64), maps[language, layer], W)
             )
-            assert best < found < best + 0.02 * (before - best)
+            # Nearly orthogonal maps may do a little better than orthogonal ones.
+            assert abs(found - best) < 0.01 * (before - best)
             torch.testing.assert_close(maps[language, layer], W, atol=0.1, rtol=0)
     gram = maps @ maps.mT
     torch.testing.assert_close(gram, torch.eye(64).expand_as(gram), atol=0.05, rtol=0)

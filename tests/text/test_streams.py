@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -204,6 +205,28 @@ def test_batches_depend_on_the_seed_alone(stores: list[tuple[TokenStore, ...]]) 
     draws = [batch.drawn for _, batch in first]
     assert len(set(draws)) == len(draws)  # every batch has a generator of its own
     assert seed_of(1, 2) != seed_of(2, 1) and 0 <= seed_of(1, 2) < 2**63
+
+
+def test_examples_come_with_the_numbers_of_their_names(
+    stores: list[tuple[TokenStore, ...]],
+) -> None:
+    plain = make_stream(stores)
+    names = ["de-en", "en-sw", "xx", "en-de"]  # two corpora may have one name; some have none
+    corpora = [*plain.corpora, replace(plain.corpora[0], share=0.2)]
+    stream = BatchStream(corpora, PLAN, collate, 11, names=names)
+    for _, batch in take(stream, 30):
+        *sides, numbers = batch.sides
+        assert len(sides) == 2
+        expected = [({0: 3, 1: 1}[corpus],) for corpus, _ in examples_of(batch)]
+        assert list(numbers) == expected
+    assert len(take(plain, 1)[0][1].sides) == 2
+
+
+def test_names_change_nothing_else(stores: list[tuple[TokenStore, ...]]) -> None:
+    plain = make_stream(stores)
+    named = BatchStream(plain.corpora, PLAN, collate, 11, names=["en-de", "en-sw"])
+    for (place, batch), (other, more) in zip(take(plain, 20), take(named, 20), strict=True):
+        assert (place, batch.sides, batch.drawn) == (other, more.sides[:2], more.drawn)
 
 
 def test_the_global_generator_is_left_alone(stream: BatchStream[Batch]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -137,11 +138,22 @@ def test_the_head_is_left_as_it_was_where_nothing_uses_it(
     changes = (f"objectives=[{{{SENTENCES}, layer: 1}}]", "schedule.steps=2")
     recipe = tiny_recipe(*changes, "optimizer.weight_decay=0.0")
     before = Trainer(recipe, tiny_text, tmp_path / "x").encoder.model.state_dict()
-    after = load_file(train(recipe, tiny_text, tmp_path / "run") / "model.safetensors")
+    model = train(recipe, tiny_text, tmp_path / "run")
+    assert json.loads((model / "config.json").read_text())["calque"] == {"retrieval_layer": 1}
+    after = load_file(model / "model.safetensors")
     for name, value in after.items():
         unused = "lm_head.dense" in name or "lm_head.layer_norm" in name or ".layer.1." in name
         unused = unused or name == "lm_head.bias"
         assert torch.equal(value, before[name]) == unused, name
+
+
+def test_a_recipe_without_the_newer_keys_is_written_without_them(tiny_recipe: MakeRecipe) -> None:
+    old = tiny_recipe().model_dump()["objectives"]
+    assert [set(one) & {"batch_examples", "text"} for one in old] == [set(), set()]
+    new = tiny_recipe("objectives.0.batch_examples=9", "objectives.1.text=raw")
+    assert "batch_examples: 9" in new.to_yaml()
+    assert "text: raw" in new.to_yaml()
+    assert new.fingerprint() != tiny_recipe().fingerprint()
 
 
 # Several processes

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from calque.objectives import build_objective
+from calque.objectives import Objective, ObjectiveSettings, build_objective
 from calque.objectives.base import Marks
+from calque.objectives.masked_lm import MaskedLM
+from calque.text.batching import BatchShape, assign_rows, fill_batches
 from calque.text.cleaning import CleaningRules
 from calque.text.preparation import PreparedCorpus, TextSource, prepare_corpora
-from calque.text.streams import Place
-from calque.training.data import StreamPair, find_sources, open_stream
+from calque.text.streams import BatchPlan, BatchStream, Place
+from calque.training.data import StreamPair, _plan, find_sources, open_stream
 from calque.training.recipe import DataSection, Recipe, SourceSection
 from calque.types import InputError
 
@@ -210,6 +212,171 @@ def test_languages_come_from_the_name_or_the_recipe(folder: Path) -> None:
         find(folder, {"path": "a.en", "kind": "bitext"})
 
 
+# Batches of so many examples, and pairs that are read apart
+
+
+@pytest.fixture
+def open_apart(
+    corpora: tuple[Path, list[PreparedCorpus]],
+    tiny_recipe: MakeRecipe,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> Callable[..., StreamPair]:
+    """Open the stream of any objective."""
+
+    def open_one(objective: str, max_length: int = 24, *, fixed_shape: bool = False) -> StreamPair:
+        recipe = tiny_recipe(f"objectives=[{{{objective}}}]", f"data.max_length={max_length}")
+        return open_stream(
+            build_objective(recipe.objectives[0]),
+            corpora[1],
+            corpora[0],
+            recipe.data,
+            Marks.of(tiny_tokenizer),
+            seed=3,
+            fixed_shape=fixed_shape,
+        )
+
+    return open_one
+
+
+def read_batches(stream: BatchStream[Any], n: int) -> list[Any]:
+    walk = stream.walk(Place(), lambda number: True)
+    return [batch for _, batch in islice(walk, n)]
+
+
+@pytest.mark.parametrize("fixed_shape", [False, True])
+@pytest.mark.parametrize("n_pairs", [1, 7, 40])
+def test_batches_have_as_many_examples_as_asked_for(
+    n_pairs: int, fixed_shape: bool, open_apart: Callable[..., StreamPair]
+) -> None:
+    kind = f"kind: sentence_contrastive, batch_tokens: 100000, batch_examples: {n_pairs}"
+    pair = open_apart(kind, fixed_shape=fixed_shape)
+    batches = read_batches(pair.training, 40)
+    assert {int(batch.weights.sum()) for batch in batches} == {n_pairs}
+    if fixed_shape:  # which is not that of 100,000 tokens
+        assert {len(batch.weights) for batch in batches} == {n_pairs}
+        assert len({len(batch.tokens.ids) for batch in batches}) == 1
+        assert len({len(batch.tokens.offsets) for batch in batches}) == 1
+        assert len(batches[0].tokens.ids) <= 2 * n_pairs * 32
+
+
+@pytest.mark.parametrize("fixed_shape", [False, True])
+def test_tokens_may_forbid_so_many_examples(
+    fixed_shape: bool, open_apart: Callable[..., StreamPair]
+) -> None:
+    objective = "kind: sentence_contrastive, batch_tokens: 256, batch_examples: 40"
+    batches = read_batches(open_apart(objective, fixed_shape=fixed_shape).training, 40)
+    sizes = [int(batch.weights.sum()) for batch in batches]
+    assert 4 < min(sizes) <= max(sizes) < 40
+    assert all(batch.tokens.n_real <= 256 for batch in batches)
+
+
+def test_any_objective_may_count_its_examples(open_apart: Callable[..., StreamPair]) -> None:
+    for fixed_shape in (False, True):
+        pair = open_apart(
+            "kind: masked_lm, batch_tokens: 100000, batch_examples: 12", fixed_shape=fixed_shape
+        )
+        batches = read_batches(pair.training, 20)
+        # Only real sequences begin with the first mark.
+        assert {int((batch.tokens.ids == 0).sum()) for batch in batches} == {12}
+    assert len({len(batch.tokens.ids) for batch in batches}) == 1
+
+
+LENGTHS = {
+    "alike": np.full((20_000, 2), 49),  # only one fits into a row of 96
+    "short": np.random.default_rng(0).integers(3, 12, (20_000, 2)),
+    "uneven": np.random.default_rng(1).choice(
+        [4, 9, 20, 95], (20_000, 2), p=[0.4, 0.4, 0.15, 0.05]
+    ),
+    "single": np.random.default_rng(2).integers(3, 97, (20_000, 1)),
+}
+
+
+@pytest.mark.parametrize("n_examples", [1, 8, 128])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_rows_do_for_the_examples_whatever_their_lengths(name: str, n_examples: int) -> None:
+    """Every batch is full, fits into the shape, and the shape is not far too large for it."""
+    lengths = LENGTHS[name]
+    settings = ObjectiveSettings(kind="any", batch_tokens=1 << 20, batch_examples=n_examples)
+    shape, plan = _plan(Objective(settings), lengths, 4, 96)
+    others = np.random.default_rng(7).permutation(lengths)[: 300 * n_examples]
+    n_rows = []
+    for batch in fill_batches(others.sum(axis=1), plan.max_tokens, plan.max_sequences):
+        assert len(batch) == n_examples or batch[-1] == len(others) - 1
+        n_rows.append(assign_rows(others[batch].ravel(), shape.row).max() + 1)
+    assert plan.max_sequences == n_examples
+    assert shape.sequences == n_examples * lengths.shape[1]
+    assert np.mean(np.array(n_rows) * shape.row > shape.tokens) < 0.01
+    assert shape.tokens <= shape.row * (np.mean(n_rows) + 4 * np.std(n_rows) + 3)
+    assert shape.tokens <= shape.row * shape.sequences
+
+
+def test_without_so_many_examples_shapes_are_as_ever() -> None:
+    """A run that began before `batch_examples` was known goes on with the same batches."""
+    lengths = LENGTHS["single"]
+    settings = ObjectiveSettings(kind="any", batch_tokens=8192)
+    shape, plan = _plan(Objective(settings), lengths, 3, 96)
+    assert shape == BatchShape.fit(8192, lengths[:, 0], 96)
+    assert plan == BatchPlan(shape.budget, shape.sequences, 3)
+
+
+def test_sides_that_are_read_apart_may_each_be_as_long_as_an_example(
+    open_apart: Callable[..., StreamPair],
+) -> None:
+    apart, joint = (open_apart(f"kind: {k}") for k in ("sentence_contrastive", "translation_lm"))
+
+    def sides_of(pair: StreamPair) -> list[Any]:
+        return [
+            np.stack([store.lengths(corpus.index) for store in corpus.sides])
+            for corpus in pair.training.corpora
+        ]
+
+    assert all((sides + 2 <= 24).all() for sides in sides_of(apart))
+    assert any((sides.sum(axis=0) + 4 > 24).any() for sides in sides_of(apart))
+    assert all((sides.sum(axis=0) + 4 <= 24).all() for sides in sides_of(joint))
+    assert joint.n_too_long > apart.n_too_long == 24  # one English sentence in ten
+    # A pair with one side too long is left out, however short the other is.
+    longest = max(int(sides.max()) for sides in sides_of(apart))
+    assert open_apart("kind: sentence_contrastive", longest + 2).n_too_long == 24
+    assert open_apart("kind: sentence_contrastive", longest + 1).n_too_long > 24
+
+
+class _Named(MaskedLM):
+    needs_languages = True
+
+
+def test_languages_are_listed_and_numbered(
+    corpora: tuple[Path, list[PreparedCorpus]],
+    open_pair: Callable[..., StreamPair],
+    tiny_recipe: MakeRecipe,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert open_pair(0).languages == ("de", "en", "fi", "fr")
+    assert open_pair(1).languages == ("en-de", "en-fr")
+    assert open_pair(1).training.numbers is None
+    recipe = tiny_recipe("data.validation_examples=1")
+    objective = _Named(recipe.objectives[0])
+    monkeypatch.setattr(objective, "make_collate", lambda marks, shape: lambda arrays, _: arrays)
+    pair = open_stream(
+        objective,
+        corpora[1],
+        corpora[0],
+        recipe.data,
+        Marks.of(tiny_tokenizer),
+        seed=3,
+        fixed_shape=False,
+    )
+    assert pair.validation is not None
+    for stream in (pair.training, pair.validation):
+        ids, numbers = read_batches(stream, 1)[0]
+        assert numbers.lengths.tolist() == [1] * len(ids.lengths)
+        first = np.split(ids.ids, np.cumsum(ids.lengths)[:-1])
+        for tokens, number in zip(first, numbers.ids.tolist(), strict=True):
+            word = tiny_tokenizer.decode(tokens).split()[0]
+            language = pair.languages[number]
+            assert word == {"en": "one", "fi": "kolme"}.get(language, "zwei")
+
+
 # Bitext with links
 
 
@@ -237,9 +404,11 @@ def open_linked(
     tiny_recipe: MakeRecipe,
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> Callable[..., StreamPair]:
-    def open_one(kind: str, *, n_corpora: int = 2) -> StreamPair:
+    def open_one(kind: str, *, n_corpora: int = 2, text: str = "any") -> StreamPair:
         recipe = tiny_recipe(
-            "data.validation_examples=3", "data.max_length=40", f"objectives=[{{kind: {kind}}}]"
+            "data.validation_examples=3",
+            "data.max_length=40",
+            f"objectives=[{{kind: {kind}, text: {text}}}]",
         )
         return open_stream(
             build_objective(recipe.objectives[0]),
@@ -279,6 +448,19 @@ def test_other_objectives_read_linked_text_as_any_bitext(
     names = [name for name, _ in shares_of(open_linked("masked_lm"))]
     assert names == ["en", "de", "en", "fr"]
     next(open_linked("translation_lm").training.walk(Place(), lambda number: True))
+
+
+def test_raw_text_is_text_without_links(open_linked: Callable[..., StreamPair]) -> None:
+    """Words of linked text are set apart by spaces, which is not how sentences are written."""
+    pair = open_linked("sentence_contrastive", text="raw")
+    assert [name for name, _ in shares_of(pair)] == ["en-fr"]
+    assert pair.languages == ("en-fr",)
+    names = [name for name, _ in shares_of(open_linked("masked_lm", text="raw"))]
+    assert names == ["en", "fr"]
+    assert open_linked("sentence_contrastive").languages == ("en-de", "en-fr")
+    for kind in ("linked_words", "word_contrastive"):
+        with pytest.raises(InputError, match=f"{kind}: no linked bitext"):
+            open_linked(kind, text="raw")
 
 
 def test_links_are_found_with_their_bitext(folder: Path) -> None:

@@ -145,19 +145,22 @@ def solve_procrustes(
 
 
 def solve_least_squares(
-    gram: Float[Tensor, "*stack hidden hidden"], cross: Float[Tensor, "*stack hidden hidden"]
+    gram: Float[Tensor, "*stack hidden hidden"],
+    cross: Float[Tensor, "*stack hidden hidden"],
+    cutoff: float | None = None,
 ) -> Float[Tensor, "*stack hidden hidden"]:
-    """Find the W of min ‖S − T W‖² among all matrices; of several, the one of smallest norm.
+    """Find the W of min ‖S − T W‖² among all matrices: (TᵀT)⁺ TᵀS, the smallest if several fit.
 
-    W = (TᵀT)⁺ TᵀS. What varies 10⁷ times less than the strongest direction, or less, is taken for
-    rounding (TᵀT has the squares of that) and mapped to nothing.
+    What varies less than `cutoff` times the strongest direction is taken for rounding and mapped
+    to nothing. TᵀT has the squares of that, so that the least there can be is about 10⁻⁷.
 
     >>> t = torch.tensor([[1.0, 0.0], [2.0, 0.0]], dtype=torch.float64)  # nothing of the second
     >>> solve_least_squares(t.mT @ t, t.mT @ (3 * t)).tolist()
     [[3.0, 0.0], [0.0, 0.0]]
     """
     values, vectors = torch.linalg.eigh(gram)
-    tiny = values[..., -1:] * gram.shape[-1] * torch.finfo(gram.dtype).eps
+    least = gram.shape[-1] * torch.finfo(gram.dtype).eps
+    tiny = values[..., -1:] * (least if cutoff is None else max(least, cutoff**2))
     inverse = torch.where(values > tiny, 1 / values, 0.0)
     maps: Tensor = vectors @ (inverse[..., None] * (vectors.mT @ cross))
     return maps

@@ -88,5 +88,4 @@ def hash_sequences(ids: IntArray, lengths: IntArray) -> IntArray:
         powers = np.cumprod(np.full(int(lengths.max(initial=1)), HASH_BASE))
         mixed = (ids.astype(np.uint64) + np.uint64(1)) * powers[places]
         sums = np.add.reduceat(mixed, starts) if len(lengths) else mixed
-        # The sum of odd multiples alone would be as weak in its low bits as the ids are.
-        return (sums ^ (sums >> np.uint64(31))).view(np.int64)
+        return sums.view(np.int64)

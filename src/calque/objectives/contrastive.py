@@ -233,6 +233,12 @@ class SentenceContrastive(Contrastive):
     other, nor are their translations: the same English sentence may come with many languages.
     """
 
+    def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
+        """Keep the weights to stay near to; the finished model is to be compared at this layer."""
+        super().start(encoder, languages)
+        choices = {"retrieval_layer": self._layer(encoder)}
+        encoder.model.config.calque = encoder.settings | choices
+
     def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
         """Batches of sentence pairs."""
         return SentencePairCollator(marks, shape)

@@ -175,7 +175,7 @@ class LinearMap(Objective):
         # No buffer: DDP would send those to all processes before every step.
         self.best_maps = nn.Parameter(identity.clone(), requires_grad=False)
         self.register_buffer("best_losses", torch.full(n_maps, torch.inf, device=device))
-        self.register_buffer("unmapped_losses", torch.full(n_maps, torch.nan, device=device))
+        self.register_buffer("unmapped_losses", torch.full(n_maps, torch.inf, device=device))
         # Sums since the last validation: of errors, of distances and, the last column, of weights.
         shape = (n_maps[0], 2 * n_maps[1] + 1)
         self.register_buffer("seen", torch.zeros(shape, device=device), persistent=False)
@@ -241,7 +241,7 @@ class LinearMap(Objective):
         losses, distances = means[:, :n_layers], means[:, n_layers:]
         is_better = losses < self.best_losses
         self.best_losses.copy_(torch.where(is_better, losses, self.best_losses))
-        self.unmapped_losses.copy_(distances)
+        self.unmapped_losses.copy_(distances.nan_to_num(nan=torch.inf))
         self.best_maps[is_better] = self.maps[is_better]
         self.seen.zero_()
 

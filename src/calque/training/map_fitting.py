@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
     IntArray = npt.NDArray[np.int64]
 
+# States are of single precision: what varies less than this beside the strongest is its rounding.
+CUTOFF = 1e-6
+
 
 def is_closed_form(recipe: Recipe) -> bool:
     """Tell whether a recipe's maps are solved, not trained; beside other objectives is an error."""
@@ -175,9 +178,11 @@ class MapFit:
         if judged is not None:
             telemetry.log_validation(n_batches, judged.average())
             figures |= {"validation": judged.describe(names)}
-        measured, where = (training, "training") if judged is None else (judged, "validation")
-        for language, n, line in zip(names, links, measured.summarize(), strict=True):
-            telemetry.say(f"{language}: {n:,.0f} links, ‖s − tW‖² in {where} {line}")
+        for number, (language, n_links) in enumerate(zip(names, links, strict=True)):
+            fit = (
+                judged and judged.summarize(number)
+            ) or f"{training.summarize(number)}, in training"
+            telemetry.say(f"{language}: {n_links:,.0f} links, ‖s − tW‖² {fit}")
         with write_atomically(self.folder / "recipe.yaml") as stream:
             stream.write(self.recipe.to_yaml())
 
@@ -220,12 +225,10 @@ class MapLosses:
         """List all losses."""
         return describe_losses(languages, {"unmapped": self.unmapped, "mapped": self.mapped})
 
-    def summarize(self) -> list[str]:
-        """Say for every language how much its maps bring, on average over the layers."""
-        return [
-            f"{before.mean():.4g} → {after.mean():.4g}"
-            for before, after in zip(self.unmapped, self.mapped, strict=True)
-        ]
+    def summarize(self, language: int) -> str | None:
+        """Say how much the maps of a language bring, on average over the layers, if it is known."""
+        before, after = self.unmapped[language].mean(), self.mapped[language].mean()
+        return f"{before:.4g} → {after:.4g}" if after.isfinite() else None
 
 
 def solve_maps(
@@ -234,14 +237,17 @@ def solve_maps(
     """Solve the maps of all languages and layers, and tell how well they fit what was summed.
 
     Least squares, if the sums have what it takes, or else orthogonal. One language after the
-    other, in the host's memory: a GPU decomposes matrices of this size no faster.
+    other, in the host's memory, so that there is no second copy of all sums.
     """
     maps = torch.empty(sums.cross.shape, dtype=torch.float32)
     losses = torch.empty(2, *sums.weights.shape, dtype=torch.float64)
     for number in range(len(maps)):
         own = sums.select(number)
         cross, gram = own.cross.cpu(), None if own.gram is None else own.gram.cpu()
-        solved = solve_procrustes(cross) if gram is None else solve_least_squares(gram, cross)
+        if gram is None:
+            solved = solve_procrustes(cross)
+        else:
+            solved = solve_least_squares(gram, cross, CUTOFF)
         maps[number] = solved
         losses[0, number], losses[1, number] = own.residuals(), own.residuals(solved)
     return maps, MapLosses(losses[0], losses[1])

@@ -139,6 +139,7 @@ def build_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder
                 file=recipe.model.start,
                 fix="prepare the text again, without a tokenizer.path of its own",
             )
+        _forget_origin(encoder, recipe.name)
     else:
         with torch.random.fork_rng():
             torch.manual_seed(recipe.seed)
@@ -150,6 +151,13 @@ def build_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder
             fix="lower data.max_length",
         )
     return encoder
+
+
+def _forget_origin(encoder: Encoder, recipe: str) -> None:
+    """Keep the choices stored with the encoder, but not the scores: it will be another one."""
+    if settings := encoder.settings:
+        settings.pop("scores", None)
+        encoder.model.config.calque = settings | {"recipe": recipe}
 
 
 def make_config(model: ModelSection, tokenizer: PreTrainedTokenizerFast) -> Any:
