@@ -83,8 +83,9 @@ class Contender:
 
     def __init__(self, name: str, step: Callable[[Any], Tensor], batches: Sequence[Any]) -> None:
         self.name, self.step, self.batches = name, step, cycle(batches)
-        self.n_batches, self.wall, self.cpu = len(batches), [], []
-        self.loss = float("nan")
+        self.n_batches, self.loss = len(batches), float("nan")
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
 
     def take_steps(self, n_steps: int) -> None:
         """Time some steps."""

@@ -21,12 +21,14 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +80,7 @@ VARIANTS: dict[str, tuple[str | None, tuple[str, ...]]] = {
         ("objectives=[{kind: sentence_contrastive, temperature: 0.05, batch_tokens: 98304}]",),
     ),
     "sentence+tlm": ("sentence-contrastive", ()),
-    "linked-words": ("calque-mini-align", ()),
+    "mini-align": ("calque-mini-align", ()),  # needs text without links too
 }
 ALL = METHODS | VARIANTS
 # Solved, not trained: the seed changes nothing.
@@ -180,8 +182,20 @@ def run_key(options: argparse.Namespace, method: str, seed: int) -> str:
 
     text = [[*corpus.languages, *corpus.n_tokens] for corpus in open_prepared(options.text)]
     recipe = make_recipe(options, method, seed)
-    content = [options.start, options.languages, recipe and [recipe.fingerprint(), text]]
+    weights = hash_weights(options.start)
+    content = [weights, options.languages, recipe and [recipe.fingerprint(), text]]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+@cache
+def hash_weights(start: str) -> str:
+    """Tell one encoder from another of the same name."""
+    from calque.models.loading import find_folder
+
+    digest = hashlib.sha256()
+    for path in sorted(find_folder(start).glob("*.safetensors")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def make_recipe(options: argparse.Namespace, method: str, seed: int) -> Recipe | None:
@@ -219,6 +233,8 @@ def do_run(options: argparse.Namespace, method: str, seed: int) -> None:
     path = result_path(options.out, method, seed)
     with tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=options.out) as place:
         folder = result_path(options.out, method, seed, ".run") if options.keep else Path(place)
+        if options.keep:
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that failed, or of another recipe
         started = time.perf_counter()
         model = train_method(options, method, seed, folder)
         trained = time.perf_counter()

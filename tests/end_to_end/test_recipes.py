@@ -67,8 +67,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "objectives.0.weight": 0.03,  # TLM learns slowly beside it
         "optimizer.learning_rate": "6e-3",
     },
+    "linear-map": {"model.start": "null"},
 }
-ONE_OBJECTIVE = ("xlm", "adapt", "l2", "weak", "strong")
+ONE_OBJECTIVE = ("xlm", "adapt", "l2", "weak", "strong", "linear-map")
 
 
 def options(changes: dict[str, Any]) -> list[str]:
@@ -180,6 +181,23 @@ def test_xlm_align_goes_on_from_an_aligned_model(capfd: pytest.CaptureFixture[st
     assert max(losses["loss/denoising_alignment/tlm"]) < 4
     content = json.loads(Path("aligned/model/config.json").read_text())
     assert content["num_hidden_layers"] == 8
+
+
+@pytest.mark.slow
+def test_linear_maps_are_solved_from_text_in_one_pass(capfd: pytest.CaptureFixture[str]) -> None:
+    """The same recipe with another solver; the model is used with its maps, and without."""
+    changes = TINY | CHANGES["linear-map"] | {"objectives.0.solver": "procrustes"}
+    assert run(["train", "linear-map", "-o", "solved", *options(changes)]) == 0
+    told = capfd.readouterr().err
+    assert "training a tokenizer of 600 entries" in told
+    assert "de: " in told and "ja: " in told and " links, ‖s − tW‖² " in told
+    Path("lines.txt").write_text("Das Gerücht könnte wahr sein.\n")
+    embed = ["embed", "lines.txt", "--model", "solved/model", "--device", "cpu", "--layer", "1"]
+    assert run([*embed, "-o", "raw.npy"]) == 0
+    assert run([*embed, "-o", "mapped.npy", "--map-from", "de"]) == 0
+    raw, mapped = np.load("raw.npy"), np.load("mapped.npy")
+    assert not np.allclose(raw, mapped, atol=1e-2)
+    assert np.linalg.norm(raw) == pytest.approx(np.linalg.norm(mapped), rel=1e-5)  # a rotation
 
 
 def test_text_is_prepared_once_for_many_runs(capfd: pytest.CaptureFixture[str]) -> None:

@@ -298,6 +298,7 @@ def test_the_best_of_every_language_and_layer_is_kept(frozen: Encoder, tmp_path:
     assert torch.equal(best[1, 0], wrong[1, 0])  # the same at both
     assert torch.equal(best[1, 1], true[1, 1])  # of the second time
     assert objective.best_losses[0, 0] < 1e-8
+    assert objective.best_losses[1, 1] < 1e-8  # of that time alone
     distances = sum_distances(linked, 3)[:2] / linked.total_weights(3)[:2, None]
     torch.testing.assert_close(objective.unmapped_losses[:2], distances)
     objective.save_beside(frozen, tmp_path)

@@ -93,7 +93,7 @@ def open_stream(
     kept = [(unit, part) for unit, part in zip(units, parts, strict=True) if len(part.training)]
     if not kept:
         kind = "text" if objective.n_sides == 1 else "bitext"
-        kind = "linked bitext" if needs_links else kind
+        kind = "linked bitext" if needs_links else f"raw {kind}" if raw_only else kind
         raise InputError(
             f"{objective.settings.kind}: no {kind} of at most {data.max_length} tokens an example",
             fix=f"add a source of {kind}, or raise data.max_length",
