@@ -68,8 +68,23 @@ CHANGES: dict[str, dict[str, Any]] = {
         "optimizer.learning_rate": "6e-3",
     },
     "linear-map": {"model.start": "null"},
+    "mlm-only": {"model.start": "null"},
+    # MLM learns slowly beside it.
+    "x2s-dcca": PAIRED
+    | {
+        "model.start": "null",
+        "objectives.1.weight": 0.03,
+        "optimizer.learning_rate": "6e-3",
+    },
+    # Vectors of length 1 are so near to 0 that the loss has fallen before it is first told.
+    "x2s-mse": PAIRED
+    | {
+        "model.start": "null",
+        "objectives.1.unit": "false",
+        "optimizer.learning_rate": "6e-3",
+    },
 }
-ONE_OBJECTIVE = ("xlm", "adapt", "l2", "weak", "strong", "linear-map")
+ONE_OBJECTIVE = ("xlm", "adapt", "l2", "weak", "strong", "linear-map", "mlm-only")
 
 
 def options(changes: dict[str, Any]) -> list[str]:
@@ -88,10 +103,10 @@ def _one_thread() -> Iterator[None]:
 def _folder_with_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A working directory as the recipes describe it.
 
-    bitext/en-de.tsv.xz, text/de.txt.xz, and linked/en-de.text beside linked/en-de.links, where
-    words at like places are linked.
+    bitext/en-de.tsv.xz, text/de.txt.xz, vectors/de.vec, and linked/en-de.text beside
+    linked/en-de.links, where words at like places are linked.
     """
-    for folder in ("bitext", "linked", "text"):
+    for folder in ("bitext", "linked", "text", "vectors"):
         (tmp_path / folder).mkdir()
     for file in sorted(DATA.glob("en-*.tsv")):
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -101,6 +116,7 @@ def _folder_with_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "bitext.tsv").write_text("".join(f"{line}\n" for line in lines), "utf-8")
         with lzma.open(tmp_path / "text" / f"{language}.txt.xz", "wt", encoding="utf-8") as out:
             out.writelines(line.split("\t")[1] + "\n" for line in lines)
+        write_vectors(tmp_path / "vectors" / f"{language}.vec", lines)
         pairs = [line.split("\t")[:2] for line in lines]
         links = (range(min(len(src.split()), len(tgt.split()))) for src, tgt in pairs)
         beside = tmp_path / "linked" / file.stem
@@ -111,6 +127,18 @@ def _folder_with_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "".join(" ".join(f"{k}-{k}" for k in places) + "\n" for places in links)
         )
     monkeypatch.chdir(tmp_path)
+
+
+def write_vectors(path: Path, lines: list[str]) -> None:
+    """Give every word of some sentences a vector far from 0; text without spaces has characters."""
+    sentences = [line.split("\t")[1] for line in lines]
+    split = list if path.stem == "ja" else str.split
+    words = list(dict.fromkeys(word for text in sentences for word in split(text)))
+    rows = np.random.default_rng(0).normal(2, 1, size=(len(words), 48))
+    lines = [
+        " ".join([word, *map("{:.3f}".format, row)]) for word, row in zip(words, rows, strict=True)
+    ]
+    path.write_text("".join(f"{line}\n" for line in [f"{len(words)} 48", *lines]), "utf-8")
 
 
 def read_losses(folder: str) -> dict[str, list[float]]:

@@ -27,6 +27,7 @@ from calque.text.preparation import (
 from calque.text.store import TokenStore
 from calque.text.tokenization import encode_sentences
 from calque.text.tokenizer_training import train_on_sources
+from calque.text.vector_store import VectorStore
 from calque.types import InputError
 
 if TYPE_CHECKING:
@@ -410,3 +411,101 @@ def test_bad_links_are_named_whoever_reads_them(
     with pytest.raises(InputError, match=r"en-de\.links, line 3: a link between words 0 and 7"):
         preparation_.run([source], n_workers=n_workers)
     assert not (preparation_.folder / "prepared.json").exists()
+
+
+# Words with vectors
+
+
+def write_vectors(tmp_path: Path, words: list[str], shift: float = 0.0) -> TextSource:
+    rows = [f"{word} {k + shift} {k + 0.5}\n" for k, word in enumerate(words)]
+    (tmp_path / "de.vec").write_text(f"{len(words)} 2\n" + "".join(rows), "utf-8")
+    return TextSource((tmp_path / "de.vec",), ("de",), vectors=True)
+
+
+WORDS = ["der", "Gerücht", "</s>", "wahr", "der", "könnte", "ℵ⍼☃"]
+
+
+def test_vectors_are_stored_beside_their_words(
+    preparation_: Preparation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_vectors(tmp_path, WORDS)
+    read = preparation.read_vector_blocks
+    monkeypatch.setattr(preparation, "read_vector_blocks", lambda *args: read(*args, size=1))
+    monkeypatch.setattr("calque.text.word2vec_text.BLOCK_BYTES", 16)  # several blocks
+    (corpus,), worked_on = preparation_.run([source])
+    assert worked_on == {source.name}
+    assert (corpus.n_examples, corpus.dimensions, corpus.linked) == (4, 2, False)
+    assert corpus.cleaning["dropped"] == {"unknown to the tokenizer": 2, "duplicate": 1}
+    assert corpus.cleaning["n_read"] == 7
+    kept = [0, 1, 3, 5]
+    expected = encode_sentences(preparation_.tokenizer, [WORDS[k] for k in kept])
+    assert read_ids(preparation_.folder, corpus.name, 0) == [ids.tolist() for ids in expected]
+    assert corpus.n_tokens == (sum(map(len, expected)),)
+    rows = VectorStore.open(preparation_.folder / corpus.name / "vectors").rows
+    assert rows.tolist() == [[k, k + 0.5] for k in kept]
+    assert open_prepared(preparation_.folder) == [corpus]
+
+
+def test_other_vectors_are_read_again_and_the_same_are_not(
+    preparation_: Preparation, tmp_path: Path
+) -> None:
+    source = write_vectors(tmp_path, WORDS)
+    shorter = replace(source, max_words=2)
+    assert len({source.name, shorter.name, replace(source, vectors=False).name}) == 3
+    (_, short), _ = preparation_.run([source, shorter])
+    assert (short.n_examples, short.cleaning["n_read"]) == (2, 2)
+    assert preparation_.run([source, shorter])[1] == set()
+    heavier = [replace(source, weight=2.0), shorter]
+    assert preparation_.run(heavier)[1] == set()
+    write_vectors(tmp_path, WORDS, shift=0.25)
+    (again, _), worked_on = preparation_.run([source, shorter])
+    assert worked_on == {source.name, shorter.name}
+    rows = VectorStore.open(preparation_.folder / again.name / "vectors").rows
+    assert rows[0].tolist() == [0.25, 0.5]
+    # A folder from before there were vectors says nothing of them.
+    file = preparation_.folder / short.name / "corpus.json"
+    content = json.loads(file.read_text("utf-8"))
+    del content["dimensions"]
+    file.write_text(json.dumps(content), "utf-8")
+    assert [corpus.dimensions for corpus in open_prepared(preparation_.folder)] == [2, 0]
+
+
+def test_bad_vectors_stop_and_leave_nothing(preparation_: Preparation, tmp_path: Path) -> None:
+    (tmp_path / "de.vec").write_text("der 1 2\ndie 1 two\n", "utf-8")
+    source = TextSource((tmp_path / "de.vec",), ("de",), vectors=True)
+    with pytest.raises(InputError, match=r"de\.vec, line 2"):
+        preparation_.run([source])
+    assert list((preparation_.folder / source.name).iterdir()) == []
+    (tmp_path / "de.vec").write_text("0 5\n", "utf-8")
+    with pytest.raises(InputError, match=r"de\.vec: .*word"):
+        preparation_.run([source])
+    with pytest.raises(InputError, match="not a folder of prepared text"):
+        open_prepared(preparation_.folder)
+
+
+@pytest.mark.slow
+def test_worker_processes_store_the_same_vectors(
+    preparation_: Preparation, demo_rows: list[tuple[str, str, str]], tmp_path: Path
+) -> None:
+    words = list(dict.fromkeys(word for row in demo_rows for word in row[2].split()))
+    source = write_vectors(tmp_path, words)
+    preparation_.run([source])
+    many = Preparation(preparation_.tokenizer, tmp_path / "many")
+    many.run([source], n_workers=2)
+    assert files_of(many.folder) == files_of(preparation_.folder)
+
+
+def test_a_tokenizer_is_not_trained_on_vectors(tmp_path: Path) -> None:
+    source = write_vectors(tmp_path, ["Ж", "ЖЖ"])
+    (tmp_path / "en.txt").write_text("".join(f"one {k} two\n" for k in "abcdefghij"), "utf-8")
+    tokenizer = train_on_sources(
+        [source, TextSource((tmp_path / "en.txt",), ("en",))],
+        CleaningRules(),
+        HoldOut(),
+        vocab_size=60,
+        n_characters=10_000,
+        alpha=0.5,
+        character_coverage=1.0,
+        seed=0,
+    )
+    assert "Ж" not in set("".join(tokenizer.get_vocab()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -16,9 +17,15 @@ from calque.objectives.masked_lm import MaskedLM
 from calque.text.batching import BatchShape, assign_rows, fill_batches
 from calque.text.cleaning import CleaningRules
 from calque.text.preparation import PreparedCorpus, TextSource, prepare_corpora
-from calque.text.streams import BatchPlan, BatchStream, Place
+from calque.text.streams import BatchPlan, BatchStream, Place, load_batches
 from calque.training.data import StreamPair, _plan, find_sources, open_stream
-from calque.training.recipe import DataSection, Recipe, SourceSection
+from calque.training.recipe import (
+    DataSection,
+    Recipe,
+    SourceSection,
+    apply_override,
+    check_recipe,
+)
 from calque.types import InputError
 
 if TYPE_CHECKING:
@@ -479,3 +486,129 @@ def test_links_are_found_with_their_bitext(folder: Path) -> None:
         find(folder, {"path": "en-de.tsv", "kind": "bitext", "links": "*.links"})
     with pytest.raises(InputError, match=r"no\.links: no such file"):
         find(folder, {"path": "en-de.tsv", "kind": "bitext", "links": "no.links"})
+
+
+# Words with vectors
+
+
+def spell(language: str, number: int) -> str:
+    return f"{language}{'aeiounrst'[number // 9]}{'aeiounrst'[number % 9]}"
+
+
+@pytest.fixture
+def vectors(
+    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> Callable[..., tuple[StreamPair, StreamPair]]:
+    """Streams of words and of sentences: 60 German and 40 Finnish words, and some Finnish text."""
+
+    def open_both(*changes: str, width: int = 3, **options: Any) -> tuple[StreamPair, StreamPair]:
+        sources = []
+        for number, (language, size) in enumerate({"de": 60, "fi": 40}.items()):
+            n_numbers = width if language == "fi" else 3
+            # What the vector says is in the word too.
+            rows = [
+                f"{spell(language, k)} {k} {number} {' '.join('7' * (n_numbers - 2))}\n"
+                for k in range(size)
+            ]
+            (tmp_path / f"{language}.vec").write_text("".join(rows))
+            sources.append(TextSource((tmp_path / f"{language}.vec",), (language,), vectors=True))
+        (tmp_path / "fi.txt").write_text("".join(f"kolme {k}\n" for k in range(25)))
+        sources.append(TextSource((tmp_path / "fi.txt",), ("fi",)))
+        rules = CleaningRules(max_nonletters=None)
+        folder = tmp_path / "prepared"
+        prepared = prepare_corpora(sources, tiny_tokenizer, folder, rules=rules)
+        content = {
+            "name": "words",
+            "data": {"validation_examples": 2, "max_length": 24},
+            "objectives": [
+                {"kind": "static_target", "batch_tokens": 256, "unit": False},
+                {"kind": "masked_lm", "batch_tokens": 256},
+            ],
+        }
+        for change in changes:
+            apply_override(content, change)
+        recipe = check_recipe(content, "a recipe")
+        settings = {"seed": 3, "fixed_shape": False} | options
+        opened = [
+            open_stream(
+                build_objective(settings_),
+                prepared,
+                folder,
+                recipe.data,
+                Marks.of(tiny_tokenizer),
+                **settings,
+            )
+            for settings_ in recipe.objectives
+        ]
+        return opened[0], opened[1]
+
+    return open_both
+
+
+@pytest.mark.parametrize("fixed_shape", [False, True])
+def test_words_come_with_their_own_vectors(
+    vectors: Callable[..., tuple[StreamPair, StreamPair]],
+    fixed_shape: bool,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    pair, _ = vectors(fixed_shape=fixed_shape)
+    seen = set()
+    for batch in read_batches(pair.training, 6):
+        n_words = int(batch.weights.sum())
+        assert n_words > 8
+        for k in range(n_words):
+            word = tiny_tokenizer.decode(batch.tokens.ids[batch.words == k]).replace(" ", "")
+            number, language, _ = batch.vectors[k].tolist()
+            assert word == spell(("de", "fi")[int(language)], int(number))
+            seen.add(word)
+    assert len(seen) > 30
+    assert pair.languages == ("de", "fi")
+    assert pair.validation is not None
+    assert pair.n_examples == 60 - 2 + 40 - 2
+
+
+def test_words_and_sentences_keep_apart(
+    vectors: Callable[..., tuple[StreamPair, StreamPair]],
+) -> None:
+    words, sentences = vectors("data.alpha=1.0")
+    assert shares_of(words) == [("de", 0.6), ("fi", 0.4)]
+    assert shares_of(sentences) == [("fi", 1.0)]
+    with pytest.raises(InputError, match="masked_lm: no text of at most 24 tokens"):
+        vectors("data.leave_out_languages=[fi]")
+    with pytest.raises(InputError, match=r"static_target: no vectors of at most 24 .*of vectors"):
+        vectors("data.leave_out_languages=[de, fi]")
+
+
+def test_vectors_of_several_widths_are_refused(
+    vectors: Callable[..., tuple[StreamPair, StreamPair]],
+) -> None:
+    with pytest.raises(InputError, match="vectors of 3 and of 5 dimensions"):
+        vectors(width=5)
+
+
+def test_vectors_travel_to_loading_workers(
+    vectors: Callable[..., tuple[StreamPair, StreamPair]],
+) -> None:
+    """As paths: what is sent does not grow with the vectors."""
+    pair, _ = vectors()
+    stores = pickle.loads(pickle.dumps([corpus.extras for corpus in pair.training.corpora]))
+    assert all(isinstance(store.rows, np.memmap) for (store,) in stores)
+    alone = load_batches(pair.training)
+    shared = load_batches(pair.training, n_workers=2)
+    for _ in range(4):
+        (place, batch), (other_place, other) = next(alone), next(shared)
+        assert place == other_place
+        assert batch.tokens.ids.equal(other.tokens.ids)
+        assert batch.vectors.equal(other.vectors)
+
+
+def test_vectors_are_found_as_text_is(folder: Path) -> None:
+    for name in ("recipes/de.vec", "recipes/fi.vec.gz"):
+        (folder / name).touch()
+    found = find(folder, {"path": "*.vec*", "kind": "vectors", "max_words": 10, "weight": 2.0})
+    assert [source.languages for source in found] == [("de",), ("fi",)]
+    assert {(source.vectors, source.max_words, source.weight) for source in found} == {
+        (True, 10, 2.0)
+    }
+    (text,) = find(folder, {"path": "de.txt.xz", "kind": "text"})
+    assert (text.vectors, text.max_words) == (False, None)

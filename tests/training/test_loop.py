@@ -462,6 +462,26 @@ def test_the_best_validation_is_the_finished_model(
     assert all(torch.equal(model[name], best[name]) for name in model)
 
 
+def test_one_objective_may_decide_which_is_best(
+    tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masked language modelling is best after three steps, all together after the last."""
+
+    def fake(run: Trainer) -> dict[str, float]:
+        return {"loss/masked_lm": abs(run.step - 3.0), "loss/translation_lm": -10.0 * run.step}
+
+    monkeypatch.setattr(loop, "validate", fake)
+    for name, change, best in (("one", "[masked_lm]", 3), ("all", "null", 4)):
+        recipe = tiny_recipe(
+            "schedule.steps=4",
+            "checkpoints.final=best",
+            "checkpoints.validate_every=1",
+            f"checkpoints.best_by={change}",
+        )
+        train(recipe, tiny_text, tmp_path / name)
+        assert json.loads((tmp_path / name / "best.json").read_text())["step"] == best
+
+
 def test_the_mean_of_the_last_checkpoints_is_the_finished_model(
     tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,6 +584,10 @@ def test_text_that_changed_is_refused(
         (
             ["checkpoints.final=best", "data.validation_examples=0"],
             "no text is kept for validation",
+        ),
+        (
+            ["checkpoints.best_by=[masked_lm, mlm]"],
+            "best_by: no objective is called mlm .choose from masked_lm, translation_lm",
         ),
         (["freeze=['*.nope.*']"], "matches no parameter"),
         (["freeze=['*']"], "every parameter is frozen"),

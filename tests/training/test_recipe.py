@@ -253,6 +253,29 @@ def test_sources_without_links_are_written_as_they_ever_were() -> None:
     ]
 
 
+def test_only_vectors_are_cut_by_words(tmp_path: Path) -> None:
+    text = "name: a\nobjectives: [{kind: masked_lm}]\ndata: {sources: [{path: x, kind: text}]}\n"
+    with pytest.raises(InputError, match=r"data\.sources\.0.*only vectors are cut by words"):
+        load(tmp_path, text, "data.sources.0.max_words=9")
+    found = load(tmp_path, text, "data.sources.0.max_words=9", "data.sources.0.kind=vectors")
+    assert "max_words: 9" in found.to_yaml()
+    assert "max_words" not in load(tmp_path, text, "data.sources.0.kind=vectors").to_yaml()
+
+
+# Of recipes as they were before there were vectors: a run of that time can still go on.
+FINGERPRINTS = {
+    "calque-mini": "6a646b3f50f68b0e",
+    "calque-mini-align": "05de5e4c9b9769d0",
+    "xlm-tlm": "4764a21bbbdfcc6a",
+    "l2": "aa6ee3cb4e9387de",
+}
+
+
+@pytest.mark.parametrize("name", FINGERPRINTS)
+def test_older_recipes_keep_their_fingerprints(name: str) -> None:
+    assert load_recipe(name).fingerprint() == FINGERPRINTS[name]
+
+
 def test_what_is_written_is_plain_yaml() -> None:
     content = yaml.safe_load(load_recipe("calque-mini").to_yaml())
     assert content["optimizer"]["epsilon"] == 1e-6

@@ -11,6 +11,8 @@ from calque.cli.align import align
 from calque.cli.demo import demo
 from calque.cli.embed import embed
 from calque.cli.evaluate import evaluate
+from calque.cli.extract import extract
+from calque.cli.lexicon import lexicon
 from calque.cli.links import links
 from calque.cli.models import models
 from calque.cli.neutralize import neutralize
@@ -22,6 +24,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "embed": embed,
     "evaluate": evaluate,
+    "extract": extract,
+    "lexicon": lexicon,
     "links": links,
     "models": models,
     "neutralize": neutralize,

@@ -15,14 +15,17 @@ import typer
 from calque.types import InputError, Score
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from rich.table import Table
 
 
 def evaluate(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL…", help="Model folders, hub names, calque-mini.")
+        list[str],
+        typer.Argument(
+            metavar="MODEL…", help="Model folders, hub names, calque-mini; or folders of xx.vec."
+        ),
     ],
     data: Annotated[
         Path, typer.Option(envvar="CALQUE_DATA", help="The folder with the test sets.")
@@ -54,30 +57,37 @@ def evaluate(
 ) -> None:
     """Score models by language and layer.
 
-    Tasks: tatoeba (finding translations), word_alignment (error rate of word links).
+    Tasks of encoders: tatoeba (finding translations), word_alignment (error rate of word links).
+    Tasks of folders with static vectors in one space, a file a language, such as `calque map`
+    writes: lexicon_induction (finding words' translations), word_similarity (against people's).
     """
     from rich.console import Console
 
-    from calque.tasks.suite import find_tasks
+    from calque.tasks.suite import find_tasks, take_vectors
     from calque.text.files import write_atomically
 
     asked, numbers = find_tasks(tasks), _parse_layers(layers)
     names = None if languages is None else [name.strip() for name in languages.split(",")]
     if neutral and (center or numbers is not None):
         raise InputError("--neutral has its own layer", fix="drop --layers and --center")
-    options: dict[str, object] = {"data": data, "languages": names, "layers": numbers}
+    of_vectors = take_vectors(asked)
+    options: dict[str, object] = {"data": data, "languages": names}
+    if not of_vectors:
+        options["layers"] = numbers
+    elif numbers is not None or plot is not None:
+        raise InputError("word vectors have no layers", fix="drop --layers and --plot")
     options |= _accept(asked, {"center": center, "neutral": neutral, "maps": bool(maps)})
     if plot is not None:
         _check_plot(plot, asked)
     with nullcontext() if output is None else write_atomically(output) as stream:
         scores: list[Score] = []
         for model in dict.fromkeys(models):
-            scores += _score_model(model, device, asked.values(), options, maps)
+            scores += _score_model(model, device, asked, options, maps)
         if stream is not None:
             stream.writelines(json.dumps(asdict(score)) + "\n" for score in scores)
     for task in asked:
         Console().print(*_tabulate(task, [score for score in scores if score.task == task]))
-    if numbers is None and not neutral:
+    if numbers is None and not neutral and not of_vectors:
         print("The layer shown by language is the best on this test: fix it with --layers N.")
     if output is not None:
         print(f"{output}: {len(scores):,} scores", file=sys.stderr)
@@ -96,11 +106,16 @@ def _accept(
     return chosen
 
 
-def _tabulate(task: str, scores: list[Score]) -> tuple[Table, Table]:
+def _tabulate(task: str, scores: list[Score]) -> tuple[Table, ...]:
     from calque.cli.alignment_tables import tabulate_pair_layers, tabulate_pairs
     from calque.cli.tables import tabulate_languages, tabulate_layers
-    from calque.tasks import word_alignment
+    from calque.cli.vector_tables import tabulate_correlations, tabulate_precisions
+    from calque.tasks import lexicon_induction, word_alignment, word_similarity
 
+    if task == lexicon_induction.TASK:
+        return (tabulate_precisions(scores),)
+    if task == word_similarity.TASK:
+        return (tabulate_correlations(scores),)
     if task == word_alignment.TASK:
         return tabulate_pairs(scores), tabulate_pair_layers(scores)
     return tabulate_languages(scores), tabulate_layers(scores)
@@ -127,18 +142,25 @@ def _draw(scores: list[Score], path: Path) -> None:
 def _score_model(
     model: str,
     device: str,
-    tasks: Iterable[Callable[..., list[Score]]],
+    tasks: Mapping[str, Callable[..., list[Score]]],
     options: Mapping[str, object],
     maps: str | None,
 ) -> list[Score]:
-    from calque.api import load
+    from calque.api import choose_device, load
     from calque.cli.progress import show_progress
+    from calque.tasks.suite import take_vectors
+    from calque.tools.vector_space import VectorFolder
 
-    encoder = load(model, device, maps=maps)
+    of_vectors = take_vectors(tasks)
+    scored = (
+        VectorFolder(Path(model), choose_device(device))
+        if of_vectors
+        else load(model, device, maps=maps)
+    )
     scores = []
-    for task in tasks:
+    for task in tasks.values():
         with show_progress(model, None) as advance:
-            scores += task(encoder, model=model, on_language=lambda _: advance(1), **options)
+            scores += task(scored, model=model, on_language=lambda _: advance(1), **options)
     return scores
 
 

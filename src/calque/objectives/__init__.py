@@ -22,6 +22,7 @@ from calque.objectives.masked_lm import (
     TranslationLMSettings,
 )
 from calque.objectives.regression import L2Settings, Regression
+from calque.objectives.static_target import StaticTarget, StaticTargetSettings
 
 AnySettings = (
     MaskedLMSettings
@@ -32,6 +33,7 @@ AnySettings = (
     | SentenceContrastiveSettings
     | L2Settings
     | LinearMapSettings
+    | StaticTargetSettings
 )
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -43,6 +45,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "sentence_contrastive": SentenceContrastive,
     "l2": Regression,
     "linear_map": LinearMap,
+    "static_target": StaticTarget,
 }
 
 

@@ -55,12 +55,13 @@ def _map_arrays(record: RecordT, act: Callable[[Tensor], Tensor]) -> RecordT:
 
 
 def lay_apart(
-    sides: tuple[Ragged, Ragged], marks: Marks, shape: BatchShape | None, *, own_marks: bool = True
+    sides: tuple[Ragged, ...], marks: Marks, shape: BatchShape | None, *, own_marks: bool = True
 ) -> tuple[TokenBatch, IntArray]:
     """Pack both sentences of every pair as sequences of their own, sources before targets.
 
     Also give the sentence of every token: the number of its pair, for targets plus the number of
-    pairs. Padding is of none, twice the number of pairs; so are marks unless they are owned.
+    pairs. Padding is of none, twice the number of pairs; so are marks unless they are owned. One
+    side alone is packed likewise.
     """
     text = Ragged(*(np.concatenate([getattr(side, name) for side in sides]) for name in FIELDS))
     nobody = len(text.lengths)

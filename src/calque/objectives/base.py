@@ -92,6 +92,8 @@ class Objective(nn.Module):
     # Whether examples come with links, and with the number of their language pair in `start`.
     needs_links: ClassVar[bool] = False
     needs_languages: ClassVar[bool] = False
+    # Whether examples are words that come with their static vectors, and nothing else is one.
+    needs_vectors: ClassVar[bool] = False
     # Whether every weight of the encoder gets a gradient, the language-modelling head's included.
     uses_all_weights: ClassVar[bool] = True
 

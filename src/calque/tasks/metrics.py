@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Vectors = npt.NDArray[np.float32]
+    IntArray = npt.NDArray[np.int64]
 
 BLOCK_ROWS = 4096
 
@@ -118,3 +119,76 @@ def retrieval_accuracy(src: Vectors, tgt: Vectors) -> tuple[float, float]:
     gold = np.arange(len(src))
     forward, backward = find_nearest(src, tgt) == gold, find_nearest(tgt, src) == gold
     return float(forward.mean()), float(backward.mean())
+
+
+def find_ranks(found: IntArray, queries: IntArray, answers: IntArray) -> IntArray:
+    """Give the place of each query's first right answer, counted from 0; the width if none is.
+
+    Row q of `found` holds what was found for query q, the best first; `queries[e]` may be answered
+    by `answers[e]`, and a query by several.
+
+    >>> find_ranks(np.array([[7, 8], [9, 7]]), np.array([0, 1, 1]), np.array([8, 5, 9])).tolist()
+    [1, 0]
+    """
+    is_right = found[queries] == answers[:, None]
+    n_queries, width = found.shape
+    places = np.where(is_right.any(axis=1), is_right.argmax(axis=1), width)
+    ranks = np.full(n_queries, width, dtype=np.int64)
+    np.minimum.at(ranks, queries, places)
+    return ranks
+
+
+def precision_at_k(ranks: IntArray, k: int, n_queries: int | None = None) -> float:
+    """Give the share of queries with a right answer among their first k; of none, 0.
+
+    With `n_queries`, that many were asked: those without a rank found nothing.
+
+    >>> precision_at_k(np.array([0, 4, 1]), 2), precision_at_k(np.array([0, 4, 1]), 2, 4)
+    (0.6666666666666666, 0.5)
+    """
+    n_asked = len(ranks) if n_queries is None else n_queries
+    return int((ranks < k).sum()) / n_asked if n_asked else 0.0
+
+
+def pearson_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
+    """Give the linear correlation of two sets of numbers; 0 where one of them is constant.
+
+    >>> round(pearson_correlation([1, 2, 3], [1, 2, 6]), 3)
+    0.945
+    """
+    sides = [np.asarray(side, dtype=np.float64) for side in (x, y)]
+    if sides[0].shape != sides[1].shape or sides[0].ndim != 1:
+        shapes = " and ".join(str(side.shape) for side in sides)
+        raise InputError(f"numbers of shapes {shapes} cannot be paired", fix="give pairs")
+    if any(side.size < 2 or side.min() == side.max() for side in sides):
+        return 0.0
+    centered = [side - side.mean() for side in sides]
+    lengths = [float(np.linalg.norm(side)) for side in centered]
+    if not all(lengths):
+        return 0.0
+    product = (centered[0] / lengths[0]) @ (centered[1] / lengths[1])
+    return float(np.clip(product, -1.0, 1.0))
+
+
+def spearman_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
+    """Give the correlation of ranks, where equal numbers share the mean of theirs.
+
+    >>> round(spearman_correlation([1, 2, 3, 4], [1, 2, 2, 100]), 3)
+    0.949
+    """
+    return pearson_correlation(*(_rank(np.asarray(side)) for side in (x, y)))
+
+
+def harmonic_mean(x: float, y: float) -> float:
+    """Give 2xy / (x + y), and 0 unless both are above it.
+
+    >>> harmonic_mean(0.6, 0.3), harmonic_mean(-0.1, 0.5)
+    (0.4, 0.0)
+    """
+    return 2 * x * y / (x + y) if min(x, y) > 0 else 0.0
+
+
+def _rank(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return ranks

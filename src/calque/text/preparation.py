@@ -2,8 +2,8 @@
 
 A prepared folder holds one sub-folder a corpus (`sideK.ids.npy`, `sideK.offsets.npy`,
 `corpus.json`), the tokenizer, and `prepared.json`, which lists the corpora. Bitext with links
-has three stores more (`words0`, `words1`, `links`). Memory stays constant: text streams through
-in blocks.
+has three stores more (`words0`, `words1`, `links`), words with vectors have `vectors.npy`. Memory
+stays constant: text streams through in blocks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -36,6 +37,8 @@ from calque.text.files import clear_partial, read_lines, write_atomically
 from calque.text.linked_bitext import STORES, encode_linked, read_linked
 from calque.text.store import write_store
 from calque.text.tokenization import lift_limits
+from calque.text.vector_store import VECTORS, write_vector_store
+from calque.text.vector_words import WordFilter, read_vector_blocks
 from calque.text.word_cache import make_sentence_encoder
 from calque.text.word_pieces import WordEncoder
 from calque.types import InputError, SentencePair
@@ -61,12 +64,19 @@ class TextSource:
     weight: float = 1.0
     # Word links of a bitext, a line for each pair.
     links: Path | None = None
+    # Whether the file holds words with their vectors, and how many of the first are wanted.
+    vectors: bool = False
+    max_words: int | None = None
 
     @property
     def name(self) -> str:
         """Name the corpus by its languages, tags and paths, so that no two share a folder."""
         key: tuple[Any, ...] = (self.paths, self.keep_tags, self.exclude_tags)
-        digest = hashlib.sha256(repr(key if self.links is None else (*key, self.links)).encode())
+        if self.links is not None:
+            key = (*key, self.links)
+        if self.vectors:
+            key = (*key, VECTORS, self.max_words)
+        digest = hashlib.sha256(repr(key).encode())
         return f"{'-'.join(self.languages)}.{digest.hexdigest()[:8]}"
 
 
@@ -82,6 +92,8 @@ class PreparedCorpus:
     fingerprint: str
     cleaning: dict[str, Any] = field(default_factory=dict)
     linked: bool = False
+    # Of the vectors that the words have; 0 for text.
+    dimensions: int = 0
 
 
 class HoldOut:
@@ -306,6 +318,22 @@ def _prepare(
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / CORPUS).unlink(missing_ok=True)  # it must not vouch for other stores than its own
     clear_partial(job.folder)
+    if job.source.vectors:
+        corpus = _store_vectors(job, encode, on_progress)
+    else:
+        corpus = _store_text(job, encode, rules, hold_out, on_progress)
+    _write_json(job.folder / CORPUS, asdict(corpus))
+    return corpus
+
+
+def _store_text(
+    job: _Job,
+    encode: Encode,
+    rules: CleaningRules,
+    hold_out: HoldOut,
+    on_progress: Callable[[str, int], None],
+) -> PreparedCorpus:
+    """Write what of the text is worth keeping."""
     report, n_held_out = CleaningReport(), hold_out.n_dropped
     examples = hold_out.filter(_read_examples(job.source, rules, report))
     n_examples, n_tokens = 0, [0] * len(job.source.languages)
@@ -321,7 +349,7 @@ def _prepare(
                 n_tokens[side] += len(arrays[side].ids)
             n_examples += len(arrays[0].lengths)
             on_progress(job.source.name, n_examples)
-    corpus = PreparedCorpus(
+    return PreparedCorpus(
         job.source.name,
         job.source.languages,
         job.source.weight,
@@ -331,8 +359,47 @@ def _prepare(
         report.to_dict() | {"held_out": hold_out.n_dropped - n_held_out},
         job.source.links is not None,
     )
-    _write_json(job.folder / CORPUS, asdict(corpus))
-    return corpus
+
+
+def _store_vectors(
+    job: _Job, encode: Encode, on_progress: Callable[[str, int], None]
+) -> PreparedCorpus:
+    """Write words, each encoded as a sentence of its own, and their vectors."""
+    report = CleaningReport()
+    chosen = WordFilter.of(job.folder.parent / "tokenizer" / "tokenizer.json", report)
+    blocks = read_vector_blocks(job.source.paths[0], job.source.max_words)
+    first = next(blocks, None)
+    if first is None:
+        raise InputError("holds no words", file=job.source.paths[0], fix="give other vectors")
+    width, n_tokens = first.matrix.shape[1], 0
+    waiting = deque([first])  # blocks whose words are being encoded
+
+    def take_words() -> Iterator[list[Example]]:
+        yield [(word,) for word in first.words]
+        for block in blocks:
+            waiting.append(block)
+            yield [(word,) for word in block.words]
+
+    with (
+        write_store(job.folder / "side0", job.vocab_size) as append_words,
+        write_vector_store(job.folder / VECTORS, width) as append_vectors,
+    ):
+        for (pieces,) in encode(take_words(), _encode_block):
+            words, vectors = chosen.select(waiting.popleft(), pieces)
+            append_words(words)
+            append_vectors(vectors)
+            n_tokens += len(words.ids)
+            on_progress(job.source.name, report.n_kept)
+    return PreparedCorpus(
+        job.source.name,
+        job.source.languages,
+        job.source.weight,
+        report.n_kept,
+        (n_tokens,),
+        job.fingerprint,
+        report.to_dict() | {"held_out": 0},
+        dimensions=width,
+    )
 
 
 def _blocks(examples: Iterator[Example]) -> Iterator[list[Example]]:

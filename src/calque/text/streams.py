@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from calque.text.store import TokenStore
+    from calque.text.vector_store import VectorStore
 
 BatchT = TypeVar("BatchT")
 BLOCK_SIZE = 1 << 16
@@ -39,10 +40,10 @@ class Corpus:
     sides: tuple[TokenStore, ...]
     index: npt.NDArray[np.integer[Any]]
     share: float
-    extras: tuple[TokenStore, ...] = ()
+    extras: tuple[TokenStore | VectorStore, ...] = ()
 
     @property
-    def stores(self) -> tuple[TokenStore, ...]:
+    def stores(self) -> tuple[TokenStore | VectorStore, ...]:
         """Give all that a collator receives of an example."""
         return self.sides + self.extras
 

@@ -49,7 +49,9 @@ def train_on_sources(
 def _sentences(
     sources: Sequence[TextSource], rules: CleaningRules, hold_out: HoldOut
 ) -> Iterator[tuple[str, str]]:
-    """Stream every side of every source with its language."""
+    """Stream every side of every source of text with its language."""
     for source in sources:
+        if source.vectors:
+            continue
         for example in hold_out.filter(read_clean(source, rules, CleaningReport())):
             yield from zip(source.languages, example, strict=True)

@@ -20,6 +20,7 @@ from calque.text.preparation import PreparedCorpus, TextSource
 from calque.text.sampling import language_probabilities, number_examples
 from calque.text.store import TokenStore
 from calque.text.streams import BatchPlan, BatchStream, Corpus
+from calque.text.vector_store import VECTORS, VectorStore
 from calque.types import InputError
 
 if TYPE_CHECKING:
@@ -83,17 +84,12 @@ def open_stream(
 
     With `fixed_shape` every batch is filled up to the same size, as a compiled step needs.
     """
-    needs_links = objective.needs_links
-    raw_only = objective.settings.text == "raw"
-    units = _units(prepared, folder, objective.n_sides, data.leave_out_languages, raw_only=raw_only)
-    if needs_links:
-        units = [unit for unit in units if unit.extras]
+    units = _find_units(objective, prepared, folder, data)
     n_marks = objective.n_marks(marks)
     parts = [_split(unit, n_marks, data, apart=objective.reads_apart) for unit in units]
     kept = [(unit, part) for unit, part in zip(units, parts, strict=True) if len(part.training)]
     if not kept:
-        kind = "text" if objective.n_sides == 1 else "bitext"
-        kind = "linked bitext" if needs_links else f"raw {kind}" if raw_only else kind
+        kind = _describe_text(objective)
         raise InputError(
             f"{objective.settings.kind}: no {kind} of at most {data.max_length} tokens an example",
             fix=f"add a source of {kind}, or raise data.max_length",
@@ -106,9 +102,7 @@ def open_stream(
 
     def choose(name: str) -> list[Corpus]:
         return [
-            Corpus(
-                unit.key, unit.sides, getattr(part, name), share, unit.extras if needs_links else ()
-            )
+            Corpus(unit.key, unit.sides, getattr(part, name), share, unit.extras)
             for (unit, part), share in zip(kept, shares, strict=True)
             if len(getattr(part, name))
         ]
@@ -130,13 +124,14 @@ def open_stream(
 class _Unit:
     """Stores that are sampled together under one language or language pair.
 
-    The extras of a pair with links are the subwords of its words, and the links.
+    The extras are what the objective needs besides: the subwords of linked words and the links,
+    or the vectors of words.
     """
 
     key: str
     sides: tuple[TokenStore, ...]
     size: float
-    extras: tuple[TokenStore, ...] = ()
+    extras: tuple[TokenStore | VectorStore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +152,16 @@ def _expand(section: SourceSection, base: Path) -> list[TextSource]:
     keep = None if section.include_tags is None else tuple(section.include_tags)
     exclude = tuple(section.exclude_tags)
     return [
-        TextSource(group, _languages(section, group), keep, exclude, section.weight, links)
+        TextSource(
+            group,
+            _languages(section, group),
+            keep,
+            exclude,
+            section.weight,
+            links,
+            section.kind == "vectors",
+            section.max_words,
+        )
         for group, links in zip(groups, _find_links(section, base, len(groups)), strict=True)
     ]
 
@@ -209,39 +213,59 @@ def _languages(section: SourceSection, paths: Sequence[Path]) -> tuple[str, ...]
         raise InputError(
             "cannot tell the languages from the file name",
             file=paths[0],
-            fix="give the source `languages: en-de` (bitext) or `languages: de` (text)",
+            fix="give the source `languages: en-de` (bitext) or `languages: de` (others)",
         )
     return languages
 
 
-def _units(
-    prepared: Sequence[PreparedCorpus],
-    folder: Path,
-    n_sides: int,
-    left_out: Sequence[str],
-    *,
-    raw_only: bool = False,
+def _find_units(
+    objective: Objective, prepared: Sequence[PreparedCorpus], folder: Path, data: DataSection
 ) -> list[_Unit]:
-    """Bitext serves pair objectives whole and sentence objectives side by side."""
-    units = []
-    for corpus in prepared:
-        if set(left_out) & set(corpus.languages) or (raw_only and corpus.linked):
-            continue
-        stores = tuple(
-            TokenStore.open(folder / corpus.name / f"side{side}")
-            for side in range(len(corpus.languages))
+    """Choose the corpora an objective is for; vectors serve those that ask for them alone."""
+    left_out, raw_only = set(data.leave_out_languages), objective.settings.text == "raw"
+    chosen = [
+        corpus
+        for corpus in prepared
+        if not left_out & set(corpus.languages)
+        and (corpus.dimensions > 0) == objective.needs_vectors
+        and not (raw_only and corpus.linked)
+        and (corpus.linked or not objective.needs_links)
+    ]
+    widths = sorted({corpus.dimensions for corpus in chosen})
+    if len(widths) > 1:
+        raise InputError(
+            f"vectors of {widths[0]} and of {widths[-1]} dimensions", fix="give vectors of one kind"
         )
-        size = corpus.weight * corpus.n_examples
-        if n_sides == 1:
-            units += [
-                _Unit(language, (store,), size)
-                for language, store in zip(corpus.languages, stores, strict=True)
-            ]
-        elif len(stores) == n_sides:
-            names = STORES if corpus.linked else ()
-            extras = tuple(TokenStore.open(folder / corpus.name / name) for name in names)
-            units.append(_Unit("-".join(corpus.languages), stores, size, extras))
+    units = [unit for corpus in chosen for unit in _open_units(corpus, folder, objective)]
     return [unit for unit in units if unit.size > 0]
+
+
+def _open_units(corpus: PreparedCorpus, folder: Path, objective: Objective) -> list[_Unit]:
+    """Bitext serves pair objectives whole and sentence objectives side by side."""
+    here, languages = folder / corpus.name, corpus.languages
+    stores = tuple(TokenStore.open(here / f"side{side}") for side in range(len(languages)))
+    size = corpus.weight * corpus.n_examples
+    if objective.n_sides == 1:
+        extras = (VectorStore.open(here / VECTORS),) if objective.needs_vectors else ()
+        return [
+            _Unit(language, (store,), size, extras)
+            for language, store in zip(languages, stores, strict=True)
+        ]
+    if len(stores) != objective.n_sides:
+        return []
+    names = STORES if objective.needs_links else ()
+    links = tuple(TokenStore.open(here / name) for name in names)
+    return [_Unit("-".join(languages), stores, size, links)]
+
+
+def _describe_text(objective: Objective) -> str:
+    """Name what an objective needs, for those who do not have it."""
+    if objective.needs_vectors:
+        return "vectors"
+    if objective.needs_links:
+        return "linked bitext"
+    kind = "text" if objective.n_sides == 1 else "bitext"
+    return f"raw {kind}" if objective.settings.text == "raw" else kind
 
 
 def _plan(

@@ -182,7 +182,7 @@ class Trainer(Run):
         if self.recipe.checkpoints.final != "best":
             return
         weights = dict(zip(self.names, self.module.weights, strict=True))
-        score = sum(weights[name] * figures.get(f"loss/{name}", 0.0) for name in self.names)
+        score = sum(weights[name] * figures.get(f"loss/{name}", 0.0) for name in self.judges)
         best = checkpoints.read_best(self.folder)
         if math.isfinite(score) and (best is None or score < best[1]):
             self.best_score = score

@@ -81,13 +81,16 @@ class TokenizerSection(Section):
 
 
 class SourceSection(Section):
-    """One or many files of text or bitext; `*` stands for anything in a path."""
+    """One or many files of text, bitext or word vectors; `*` stands for anything in a path."""
 
     # Two paths of bitext whose names end in two languages (news.en, news.de) are its two sides.
     path: str | list[str]
-    kind: Literal["bitext", "text"]
+    # "vectors": words with their vectors, in word2vec's format.
+    kind: Literal["bitext", "text", "vectors"]
     # Word links of the bitext, `0-0 1-2 …` a pair: as many files as bitexts, in sorted order.
     links: str | list[str] | None = None
+    # Of vectors, the first so many words, which are the most frequent.
+    max_words: int | None = Field(None, gt=0)
     # "en-de" or "de"; by default read off the file name.
     languages: str | None = None
     include_tags: list[str] | None = None
@@ -96,16 +99,21 @@ class SourceSection(Section):
     weight: float = Field(1.0, gt=0)
 
     @model_validator(mode="after")
-    def _links_need_pairs(self) -> SourceSection:
+    def _keys_fit_the_kind(self) -> SourceSection:
         if self.links is not None and self.kind != "bitext":
             raise ValueError(f"links={self.links!r}, but only bitext has links")
+        if self.max_words is not None and self.kind != "vectors":
+            raise ValueError(f"max_words={self.max_words}, but only vectors are cut by words")
         return self
 
     @model_serializer(mode="wrap")
     def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave links out where there are none: a recipe without them keeps its fingerprint."""
+        """Leave out newer keys without a value: a recipe without them keeps its fingerprint."""
         content: dict[str, Any] = write(self)
-        return {key: value for key, value in content.items() if key != "links" or value is not None}
+        newer = ("links", "max_words")
+        return {
+            key: value for key, value in content.items() if key not in newer or value is not None
+        }
 
 
 class DataSection(Section):
@@ -194,6 +202,8 @@ class CheckpointSection(Section):
     validate_every: int = Field(1000, gt=0)
     validation_batches: int = Field(8, gt=0)
     final: Literal["last", "best"] = "last"
+    # The objectives, by name, whose validation losses decide which is best; by default all.
+    best_by: list[str] | None = Field(None, min_length=1)
     # Floating type of the finished model's file.
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
 

@@ -58,11 +58,7 @@ class Run:
         ]
         for objective, pair in zip(objectives, self.streams, strict=True):
             objective.start(self.encoder, pair.languages)
-        if recipe.checkpoints.final == "best" and not any(pair.validation for pair in self.streams):
-            raise InputError(
-                "checkpoints.final=best, but no text is kept for validation",
-                fix="raise data.validation_examples, give more text, or take the last",
-            )
+        self.judges = self._choose_judges()
         self.text = [[*corpus.languages, *corpus.n_tokens] for corpus in prepared]
         self.average = WeightAverage(recipe)
         self.faults = self._find_faults(objectives)
@@ -124,6 +120,23 @@ class Run:
             generator = torch.Generator().manual_seed(seed_of(self.recipe.seed, number, 0))
             objective.add_weights(self.encoder.hidden_size, generator)
         return objectives
+
+    def _choose_judges(self) -> list[str]:
+        """Name the objectives whose validation losses decide which weights are best."""
+        judges = self.recipe.checkpoints.best_by or self.names
+        unknown = sorted(set(judges) - set(self.names))
+        if unknown:
+            raise InputError(
+                f"checkpoints.best_by: no objective is called {unknown[0]}",
+                fix=f"choose from {', '.join(self.names)}",
+            )
+        with_text = [n for n, pair in zip(self.names, self.streams, strict=True) if pair.validation]
+        if self.recipe.checkpoints.final == "best" and not set(judges) & set(with_text):
+            raise InputError(
+                "checkpoints.final=best, but no text is kept for validation",
+                fix="raise data.validation_examples, give more text, or take the last",
+            )
+        return judges
 
     def _find_faults(self, objectives: Sequence[Objective]) -> list[str]:
         """Let each objective look at its first examples; a run that goes on has been told."""

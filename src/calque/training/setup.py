@@ -106,7 +106,11 @@ def _stamp_tokenizer(recipe: Recipe) -> str:
     content = {
         "seed": recipe.seed,
         "tokenizer": recipe.tokenizer.model_dump(),
-        "sources": [source.model_dump(exclude={"weight"}) for source in recipe.data.sources],
+        "sources": [
+            source.model_dump(exclude={"weight"})
+            for source in recipe.data.sources
+            if source.kind != "vectors"
+        ],
         "data": recipe.data.model_dump(include={"leave_out_languages", "hold_out", "cleaning"}),
     }
     return json.dumps(content, indent=1, sort_keys=True) + "\n"

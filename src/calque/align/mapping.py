@@ -1,0 +1,186 @@
+"""Linear maps of word spaces into one: normalize, whiten, turn, re-weight, de-whiten, apply.
+
+The steps are VecMap's (Artetxe et al., 2018). It changes both languages of a pair, so that pairs
+with English give it another basis each time. Here all languages are solved around a pivot, whose
+map is one: for two languages the similarities are VecMap's, for more they share one space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+
+from calque.align.procrustes import solve_procrustes
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+Step: TypeAlias = Literal["unit", "center"]
+STEPS: tuple[Step, ...] = ("unit", "center", "unit")
+BLOCK = 16_384
+N_CHECKED = 1000
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Rows of two spaces that mean the same; `tgt` are rows of the pivot where there is one."""
+
+    src: Int[Tensor, "pairs"]
+    tgt: Int[Tensor, "pairs"]
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+
+@dataclass(frozen=True, slots=True)
+class PairMoments:
+    """Means over pairs of xᵀx, zᵀz and xᵀz, in double precision: all that the maps depend on."""
+
+    src: Float[Tensor, "hidden hidden"]
+    tgt: Float[Tensor, "hidden hidden"]
+    cross: Float[Tensor, "hidden hidden"]
+    n_pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class JointMaps:
+    """The maps of a pivot and of other languages, in the order they were given, into one space."""
+
+    pivot: Float[Tensor, "hidden hidden"]
+    others: list[Float[Tensor, "hidden hidden"]]
+
+
+def normalize_space(
+    matrix: Float[Tensor, "words hidden"], steps: Sequence[Step] = STEPS
+) -> tuple[Float[Tensor, "words hidden"], Float[Tensor, "hidden"]]:
+    """Scale rows to length one and subtract their mean, step by step; give the mean as well.
+
+    Rows of zeros, which say nothing, stay and do not count. The result is a copy, made in place.
+
+    >>> normalize_space(torch.tensor([[0.0, 2.0], [3.0, 0.0]]))[1].tolist()
+    [0.5, 0.5]
+    """
+    matrix = matrix.clone()
+    known = matrix.any(dim=1)
+    total = torch.zeros(matrix.shape[1], dtype=torch.float64, device=matrix.device)
+    for step in steps:
+        if step == "unit":
+            lengths = torch.linalg.vector_norm(matrix, dim=1)
+            matrix /= torch.where(lengths > 0, lengths, 1.0)[:, None]
+        else:
+            sums = [rows.double().sum(dim=0) for rows in matrix.split(BLOCK)]
+            mean = torch.stack(sums).sum(dim=0) / known.sum().clamp(min=1)
+            total += mean
+            matrix -= mean.to(matrix.dtype)
+            matrix *= known[:, None]
+    return matrix, total.to(matrix.dtype)
+
+
+def collect_moments(
+    src: Float[Tensor, "src hidden"], tgt: Float[Tensor, "tgt hidden"], pairs: Pairs
+) -> PairMoments:
+    """Sum up a language's pairs with the pivot, block by block."""
+    hidden = src.shape[1]
+    sums = torch.zeros(3, hidden, hidden, dtype=torch.float64, device=src.device)
+    for i, j in zip(pairs.src.split(BLOCK), pairs.tgt.split(BLOCK), strict=True):
+        x, z = src[i].double(), tgt[j].double()
+        for total, a, b in zip(sums, (x, z, x), (x, z, z), strict=True):
+            total.addmm_(a.mT, b)
+    sums /= max(1, len(pairs))
+    return PairMoments(sums[0], sums[1], sums[2], len(pairs))
+
+
+def solve_orthogonal(moments: PairMoments) -> Float[Tensor, "hidden hidden"]:
+    """Find the orthogonal map of a language to the pivot, which stays as it is (Procrustes)."""
+    return _on_cpu(solve_procrustes, moments.cross)
+
+
+def solve_turn(
+    src: Float[Tensor, "src hidden"], tgt: Float[Tensor, "tgt hidden"], pairs: Pairs
+) -> Float[Tensor, "hidden hidden"]:
+    """Find the same from the pairs themselves, summed in their precision: for round after round."""
+    cross = src[pairs.src].mT @ tgt[pairs.tgt]
+    return _on_cpu(solve_procrustes, cross.double())
+
+
+def solve_joint(moments: Sequence[PairMoments], reweight: float = 0.5) -> JointMaps:
+    """Find maps of all languages into one space: whiten, turn, re-weight, de-whiten.
+
+    With x whitened by A, the pivot by B, and Q the best turn of x to the pivot, Qᵀ Aᵀ(xᵀz)B is
+    symmetric: it says how well each direction agrees. Its mean over the languages, to the power
+    `reweight`, is R. A language's map is A Q R · Qᵀ A⁻¹ Q, the pivot's B R B⁻¹: the last factors
+    give a language its own variance back. Artetxe et al., 2018a, up to a turn of all of it.
+    """
+    for each in moments:
+        _check_rank(each)
+    whiten, color = _whitening(_mean([each.tgt for each in moments]))
+    own = [_whitening(each.src) for each in moments]
+    crosses = [A.mT @ each.cross @ whiten for (A, _), each in zip(own, moments, strict=True)]
+    turns = [_on_cpu(solve_procrustes, cross) for cross in crosses]
+    agreement = _mean([Q.mT @ cross for Q, cross in zip(turns, crosses, strict=True)])
+    R = _power((agreement + agreement.mT) / 2, reweight)
+    return JointMaps(
+        whiten @ R @ color,
+        [A @ Q @ R @ Q.mT @ undo @ Q for (A, undo), Q in zip(own, turns, strict=True)],
+    )
+
+
+def apply_map(
+    matrix: Float[Tensor, "words hidden"], W: Float[Tensor, "hidden hidden"]
+) -> Float[Tensor, "words hidden"]:
+    """Map rows in single precision, or in double where a sample shows that single is not enough."""
+    sample = matrix[:: max(1, len(matrix) // N_CHECKED)]
+    exact = sample.double() @ W.double()
+    single = W.to(matrix.dtype)
+    wrong = torch.linalg.vector_norm(sample @ single - exact, dim=1)
+    if not exact.isfinite().all():
+        raise InputError("the map has no finite result", fix="look for infinite vectors")
+    lengths = torch.linalg.vector_norm(exact, dim=1)
+    dtype = matrix.dtype if bool((wrong <= TOLERANCE * lengths).all()) else torch.float64
+    mapped = torch.empty_like(matrix)
+    for rows, out in zip(matrix.split(BLOCK), mapped.split(BLOCK), strict=True):
+        out.copy_(rows.to(dtype) @ W.to(dtype))
+    return mapped
+
+
+def _whitening(
+    moments: Float[Tensor, "hidden hidden"],
+) -> tuple[Float[Tensor, "hidden hidden"], Float[Tensor, "hidden hidden"]]:
+    """Give the symmetric matrix that makes second moments the identity, and its inverse."""
+    values, vectors = _on_cpu(torch.linalg.eigh, moments)
+    # A direction without variance says nothing: leave it small rather than blow it up.
+    floor = values[-1] * len(values) * torch.finfo(values.dtype).eps
+    scales = values.clamp(min=floor).sqrt()
+    return (vectors / scales) @ vectors.mT, (vectors * scales) @ vectors.mT
+
+
+def _power(matrix: Float[Tensor, "hidden hidden"], power: float) -> Float[Tensor, "hidden hidden"]:
+    values, vectors = _on_cpu(torch.linalg.eigh, matrix)
+    return (vectors * values.clamp(min=0) ** power) @ vectors.mT
+
+
+def _mean(matrices: Sequence[Float[Tensor, "hidden hidden"]]) -> Float[Tensor, "hidden hidden"]:
+    return torch.stack(list(matrices)).mean(dim=0)
+
+
+def _on_cpu(solve: Callable[[Tensor], Any], matrix: Float[Tensor, "hidden hidden"]) -> Any:
+    """Decompose on the CPU, which is faster at it than a GPU for the sizes that vectors have."""
+    found = solve(matrix.cpu())
+    if isinstance(found, tuple):
+        return tuple(part.to(matrix.device) for part in found)
+    return found.to(matrix.device)
+
+
+def _check_rank(moments: PairMoments) -> None:
+    hidden = len(moments.src)
+    if moments.n_pairs < hidden:
+        raise InputError(
+            f"{moments.n_pairs:,} pairs cannot whiten {hidden} dimensions",
+            fix=f"give at least {hidden} pairs, learn more from these few, or map orthogonally",
+        )

@@ -1,0 +1,170 @@
+"""Static vectors taught back to the encoder: a word read alone resembles its vector.
+
+Hämmerl et al., 2022, by mean squared error or by deep CCA (Andrew et al., 2013).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch.nn import functional as F
+
+from calque.align.cca import RIDGE, deep_cca_loss
+from calque.models.pooling import pool_words
+from calque.objectives.apart import BatchOfArrays, lay_apart
+from calque.objectives.base import Marks, Objective, ObjectiveSettings
+from calque.objectives.gathering import gather_rows, n_processes
+from calque.objectives.regression import mean_over_processes
+from calque.types import InputError, LossTerms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from calque.models.encoder import Encoder
+    from calque.objectives.base import Collate
+    from calque.text.batching import BatchShape, Ragged
+    from calque.types import TokenBatch
+
+
+class StaticTargetSettings(ObjectiveSettings):
+    """The loss between words and their vectors as the recipe describes it."""
+
+    kind: Literal["static_target"] = "static_target"
+    # "mse" compares number by number, so that both must have as many; "dcca" correlates.
+    loss: Literal["mse", "dcca"] = "dcca"
+    # The layer whose states make the words; by default the last.
+    layer: int | None = None
+    # Whether vectors are scaled to length 1, as the authors' code does.
+    unit: bool = True
+    # How many of the largest correlations count; by default all.
+    components: int | None = Field(None, gt=0)
+    # What is added to the variances: as it is, or times the mean variance of either side.
+    ridge: float = Field(RIDGE, ge=0)
+    ridge_unit: Literal["one", "variance"] = "one"
+
+
+@dataclass(frozen=True, slots=True)
+class WordVectorBatch(BatchOfArrays):
+    """Words, each a sequence of its own, and their vectors.
+
+    `words` tell the word of every token, −1 for marks and padding. A word of weight 0 only fills
+    the shape.
+    """
+
+    tokens: TokenBatch
+    words: Int[Tensor, "tokens"]
+    vectors: Float[Tensor, "words width"]
+    weights: Float[Tensor, "words"]
+
+
+@dataclass(frozen=True, slots=True)
+class WordVectorCollator:
+    """Builds batches; with a shape, of always the same number of words, some of weight 0."""
+
+    marks: Marks
+    shape: BatchShape | None
+    unit: bool
+
+    def __call__(self, arrays: tuple[Ragged, ...], generator: torch.Generator) -> WordVectorBatch:
+        """Build one batch of words and vectors."""
+        text, numbers = arrays
+        n_words = len(text.lengths)
+        tokens, owners = lay_apart((text,), self.marks, self.shape, own_marks=False)
+        room = n_words if self.shape is None else max(n_words, self.shape.sequences)
+        vectors = torch.from_numpy(numbers.ids.reshape(n_words, -1)).float()
+        vectors = F.normalize(vectors, dim=1) if self.unit else vectors
+        return WordVectorBatch(
+            tokens,
+            torch.from_numpy(np.where(owners == n_words, -1, owners)),
+            F.pad(vectors, (0, 0, 0, room - n_words)),
+            F.pad(torch.ones(n_words), (0, room - n_words)),
+        )
+
+
+class StaticTarget(Objective):
+    """Bring words, each read alone, to their static vectors, which stay as they are."""
+
+    n_sides: ClassVar[int] = 1
+    needs_vectors: ClassVar[bool] = True
+    uses_all_weights: ClassVar[bool] = False
+
+    def n_marks(self, marks: Marks) -> int:
+        """Count `<s>` and `</s>`."""
+        return 2
+
+    def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
+        """Batches of words with their vectors."""
+        return WordVectorCollator(marks, shape, self.settings.unit)
+
+    def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
+        """Look at the layer: an impossible one is told before anything is compiled."""
+        self._layer(encoder)
+
+    def find_fault(
+        self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]
+    ) -> str | None:
+        """Refuse vectors that the loss cannot use; warn where words are too few to correlate."""
+        words, vectors = next(examples)
+        width, hidden = int(vectors.lengths[0]), encoder.hidden_size
+        self._check_widths(width, hidden)
+        n_free = len(words.lengths) * n_processes() - 1
+        if self.settings.loss == "mse" or n_free >= width + hidden:
+            return None
+        # Two spaces of so many dimensions must meet, and where they meet the correlation is 1.
+        n_sure = min(width, n_free) + min(hidden, n_free) - n_free
+        return (
+            f"{len(words.lengths)} words a batch for {hidden} + {width} dimensions: but for the "
+            f"ridge, {n_sure} correlations are 1 whatever the vectors; raise batch_examples"
+        )
+
+    def forward(self, encoder: Encoder, batch: WordVectorBatch) -> LossTerms:
+        """Encode the words, average the subwords of each, and compare them with the vectors."""
+        (states,) = encoder(batch.tokens, [self._layer(encoder)])
+        pooled = pool_words(states, batch.words, len(batch.weights))
+        with torch.autocast(states.device.type, enabled=False):
+            if self.settings.loss == "mse":
+                distance = mean_over_processes(pooled, batch.vectors.to(pooled), batch.weights)
+                return LossTerms(distance / pooled.shape[1], {})
+            terms: LossTerms = self._correlate(pooled, batch)
+            return terms
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _correlate(self, words: Float[Tensor, "words hidden"], batch: WordVectorBatch) -> LossTerms:
+        """Correlate the words of all processes, as one batch, with their vectors."""
+        columns: tuple[Tensor, ...] = (words, batch.vectors.to(words), batch.weights)
+        if self.training:  # validation reads the same batches in every process
+            columns = gather_rows(*columns)
+        settings = self.settings
+        loss = deep_cca_loss(
+            *columns,
+            ridges=(settings.ridge, settings.ridge),
+            relative=settings.ridge_unit == "variance",
+            k=settings.components,
+        )
+        n_counted = settings.components or min(words.shape[1], batch.vectors.shape[1])
+        return LossTerms(loss, {"correlation": -loss / n_counted})
+
+    def _check_widths(self, width: int, hidden: int) -> None:
+        settings = self.settings
+        if settings.loss == "mse" and width != hidden:
+            raise InputError(
+                f"static_target: vectors of {width} dimensions, but the encoder has {hidden}",
+                fix="set loss: dcca, which compares any, or give other vectors",
+            )
+        most = min(width, hidden)
+        if settings.loss == "dcca" and (settings.components or 0) > most:
+            raise InputError(
+                f"static_target: components={settings.components} of {most}", fix="lower it"
+            )
+
+    def _layer(self, encoder: Encoder) -> int:
+        asked = self.settings.layer
+        return encoder.n_layers if asked is None else encoder.check_layer(asked)

@@ -1,0 +1,190 @@
+"""`calque lexicon`, and `calque evaluate` on word vectors."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calque.cli import run
+from calque.models.static import WordVectors, write_vectors
+from calque.text.dictionaries import read_dictionary
+
+N_WORDS = 40
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Vectors of one space: word k of either language means the same; a dictionary of some."""
+    random = np.random.default_rng(0)
+    matrix = random.standard_normal((N_WORDS, 12)).astype(np.float32)
+    for language in ("en", "de"):
+        noise = 0.05 * random.standard_normal(matrix.shape).astype(np.float32)
+        words = [f"{language}{row}" for row in range(N_WORDS)]
+        write_vectors(WordVectors(words, matrix + noise), tmp_path / f"{language}.vec")
+    # Of 8 English words one has no vector and one no known translation; two share a German one.
+    lines = ["en0 de0", "en1 de1", "en1 de2", "en2 de3", "en2 de2", "en3 de3", "en4 de4", "en5 de6"]
+    lines += ["gnu de7", "en8 Gnu"]
+    (tmp_path / "en-de.txt").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def vectors(folder: Path) -> list[str]:
+    return [str(folder / "en.vec"), str(folder / "de.vec")]
+
+
+def test_a_dictionary_with_scores(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["lexicon", *vectors(folder)]) == 0
+    captured = capsys.readouterr()
+    rows = [line.split("\t") for line in captured.out.splitlines()]
+    assert [row[:2] for row in rows] == [[f"en{k}", f"de{k}"] for k in range(N_WORDS)]
+    assert all(0.1 < float(row[2]) < 1.5 for row in rows)
+    start = "standard output: 40 entries, 40 of 40 words translated into 40; "
+    assert captured.err.startswith(start)
+
+
+@pytest.mark.parametrize("method", ["nn", "csls", "inverted-softmax"])
+def test_files_in_muses_format(
+    folder: Path, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = folder / "out.txt.gz"
+    options = ["--method", method, "--best", "3", "--max-words", "20", "--format", "muse"]
+    assert run(["lexicon", *vectors(folder), *options, "-o", str(out)]) == 0
+    entries = list(read_dictionary(out))
+    assert len(entries) == 60
+    assert entries[::3] == [(f"en{k}", f"de{k}") for k in range(20)]
+    assert gzip.decompress(out.read_bytes()).startswith(b"en0 de0\n")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "out.txt.gz: 60 entries, 20 of 20 words translated into 20; " in captured.err
+
+
+def test_fewer_entries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (folder / "en.vec").open("a") as stream:
+        stream.write("nothing" + " 0" * 12 + "\n" + "en0" + " 1" * 12 + "\n")
+    text = (folder / "en.vec").read_text().replace("40 12", "42 12", 1)
+    (folder / "en.vec").write_text(text)
+    (folder / "en.vec.counts").unlink(missing_ok=True)
+    options = ["--mutual", "--min-score", "0.9"]
+    assert run(["lexicon", *vectors(folder), *options]) == 0
+    captured = capsys.readouterr()
+    scores = [float(line.split("\t")[2]) for line in captured.out.splitlines()]
+    assert 0 < len(scores) < N_WORDS and min(scores) >= 0.9
+    assert f"{len(scores)} entries, {len(scores)} of 40 words translated into 40" in captured.err
+    assert "1 words with vectors of zeros left out, 1 repeated words left out" in captured.err
+
+
+def test_evaluation_both_ways(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--evaluate", str(folder / "en-de.txt"), "--method", "inverted-softmax"]
+    assert run(["lexicon", *vectors(folder), *options]) == 0
+    captured = capsys.readouterr()
+    rows = [line.replace("│", " ").split() for line in captured.out.splitlines()]
+    found = {(row[0], row[1]): row[2:] for row in rows if row and row[0] in "→←" and len(row) == 8}
+    methods = ("nn", "csls", "inverted-softmax")
+    assert found.keys() == {(way, method) for way in "→←" for method in methods}
+    for method in methods:
+        # Right at once: en0 en1 en2 en3 en4, of 8 words and 6 known ones. Backwards: de0 … de4
+        # (de2 and de3 by en2 and en3), of 8 words and 6 known ones.
+        assert [found["→", method][k] for k in (0, 3)] == ["62.50", "83.33"]
+        assert [found["←", method][k] for k in (0, 3)] == ["62.50", "83.33"]
+    assert "→ 6 of 8 words known (75.0 %); 1 have no vector, 1 no translation" in captured.out
+    assert "← 6 of 8 words known (75.0 %); 1 have no vector, 1 no translation" in captured.out
+    assert captured.err == ""
+
+
+def test_evaluation_beside_a_dictionary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = folder / "out.tsv"
+    options = ["--evaluate", str(folder / "en-de.txt"), "--mutual", "-o", str(out)]
+    assert run(["lexicon", *vectors(folder), *options]) == 0
+    assert len(out.read_text().splitlines()) == N_WORDS
+    assert "P@10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--method", "faiss"], "--method"),
+        (["--format", "xml"], "--format"),
+        (["--best", "0"], "best=0 leaves nothing"),
+        (["--best", "2", "--mutual"], "best=2 with mutual"),
+        (["--best", "41"], "de.vec: 41 best of 40 words (ask for 40 or fewer)"),
+        (["--neighbors", "41"], "41 neighbors of 40 words (compare with 40 or fewer"),
+        (["--max-words", "-1"], "--max-words -1"),
+        (["--hub-words", "-1"], "--hub-words -1"),
+        (["--hub-words", "9"], "10 neighbors of 9 words"),
+        (["--max-words", "5"], "10 neighbors of 5 words"),
+        (["--device", "quantum"], "device 'quantum' cannot be used"),
+    ],
+)
+def test_bad_options_leave_no_file(
+    folder: Path, options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(folder.iterdir())
+    assert run(["lexicon", *vectors(folder), *options, "-o", str(folder / "out")]) == 2
+    captured = capsys.readouterr()
+    assert problem in captured.err and captured.err.count("\n") == 1
+    assert sorted(folder.iterdir()) == before
+
+
+def test_bad_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def check(arguments: list[str], *problems: str) -> None:
+        assert run(["lexicon", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert all(problem in captured.err for problem in problems), captured.err
+        assert captured.out == "" and captured.err.count("\n") == 1
+
+    en, de = vectors(folder)
+    narrow = folder / "narrow.vec"
+    narrow.write_text("2 3\na 1 2 3\nb 3 2 1\n")
+    check([en, str(narrow)], "en.vec: its vectors have 12 numbers", "narrow.vec have 3")
+    check([en, str(folder / "gone.vec")], "gone.vec: no such file")
+    check([en, de, "-o", en], "en.vec: is read too")
+    check([en, de, "-o", str(folder / "no" / "out")], "out: no such file or directory")
+    gold = folder / "en-de.txt"
+    check([de, en, "--evaluate", str(gold)], "none of its 8 words", "source first")
+    check([en, de, "--evaluate", str(gold), "--mutual"], "--mutual shapes a dictionary")
+    check([en, de, "--evaluate", str(gold), "--format", "muse"], "--format shapes")
+    gold.write_text("en0 de0\nen1\n")
+    check([en, de, "--evaluate", str(gold)], "en-de.txt, line 2")
+    gold.write_text("")
+    check([en, de, "--evaluate", str(gold)], "en-de.txt: holds no entries")
+
+
+def test_evaluate_knows_folders_of_vectors(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "en-de.txt").rename(folder / "en-de.5000-6500.txt")
+    out = folder / "results.jsonl"
+    fixed = ["evaluate", str(folder), "--data", str(folder)]
+    assert run([*fixed, "--tasks", "lexicon_induction", "-o", str(out)]) == 0
+    captured = capsys.readouterr()
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {row["value"] for row in rows if row["metric"] == "precision_at_1"} == {5 / 8}
+    assert "en-de" in captured.out and "62.5" in captured.out and "83.3" in captured.out
+    assert "layer" not in captured.out
+    lines = [f"en{a}\tde{b}\t{4 - a % 5}\n" for a in range(8) for b in range(3)]
+    (folder / "en-de.5000-6500.txt").unlink()
+    (folder / "en-de.txt").write_text("".join(lines))
+    assert run([*fixed, "--tasks", "word_similarity"]) == 0
+    shown = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+    assert any(row[1:2] == ["en-de"] and row[-1] == "100.0" for row in shown)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--tasks", "lexicon_induction,tatoeba"], "scores word vectors, tatoeba encoders"),
+        (["--tasks", "word_similarity", "--layers", "3"], "word vectors have no layers"),
+        (["--tasks", "word_similarity", "--plot", "x.png"], "word vectors have no layers"),
+        (["--tasks", "lexicon_induction", "--center"], "lexicon_induction knows no --center"),
+        (["--tasks", "lexicon_induction", "--maps", "x"], "lexicon_induction knows no --maps"),
+    ],
+)
+def test_evaluate_refuses_what_vectors_lack(
+    folder: Path, options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["evaluate", str(folder), "--data", str(folder), *options]) == 2
+    assert problem in capsys.readouterr().err
