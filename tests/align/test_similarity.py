@@ -58,12 +58,12 @@ def test_best_are_topks(n_rows: int, n_columns: int, k: int, seed: int) -> None:
     torch.testing.assert_close(scores.gather(1, places), values, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("n_columns", range(1, 200))
-def test_best_is_found_wherever_it_stands(n_columns: int) -> None:
+def test_best_is_found_wherever_it_stands() -> None:
     """Whatever is left over by equal groups must count as well."""
-    scores = torch.eye(n_columns)
-    assert best_in_rows(scores, 1)[1][:, 0].tolist() == list(range(n_columns))
-    assert best_in_columns(scores, 1)[1][:, 0].tolist() == list(range(n_columns))
+    for n_columns in range(1, 200):
+        scores = torch.eye(n_columns)
+        assert best_in_rows(scores, 1)[1][:, 0].tolist() == list(range(n_columns))
+        assert best_in_columns(scores, 1)[1][:, 0].tolist() == list(range(n_columns))
 
 
 def test_equal_scores_are_found_once_each() -> None:

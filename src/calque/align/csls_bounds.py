@@ -109,7 +109,7 @@ def dot_products(
     size = max(1, (1 << 22) // max(1, rows.shape[1] * queries.shape[1]))
     parts = [
         torch.bmm(keys[own], mine[:, :, None])[:, :, 0]
-        for mine, own in zip(queries.split(size), rows.split(size), strict=True)
+        for mine, own in zip(torch.split(queries, size), torch.split(rows, size), strict=True)
     ]
     return torch.cat(parts) if parts else queries.new_empty(rows.shape)
 
@@ -117,7 +117,8 @@ def dot_products(
 def _mean_of_many(products: Float[Tensor, "queries keys"], k: int) -> Float[Tensor, "keys"]:
     """Give the mean of k products of each key that are about its highest: maxima of k groups."""
     size = len(products) // k
-    return products[: size * k].unflatten(0, (size, k)).amax(dim=0).mean(dim=0)
+    means: Tensor = products[: size * k].view(size, k, -1).amax(dim=0).mean(dim=0)
+    return means
 
 
 def _find_slack(

@@ -7,9 +7,9 @@ map is one: for two languages the similarities are VecMap's, for more they share
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
@@ -40,7 +40,11 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class PairMoments:
-    """Means over pairs of xᵀx, zᵀz and xᵀz, in double precision: all that the maps depend on."""
+    """Means over pairs of xᵀx, zᵀz and xᵀz, all that the maps depend on.
+
+    They are in double precision and in the memory of the CPU, which decomposes matrices of this
+    size faster than a GPU.
+    """
 
     src: Float[Tensor, "hidden hidden"]
     tgt: Float[Tensor, "hidden hidden"]
@@ -74,7 +78,7 @@ def normalize_space(
             lengths = torch.linalg.vector_norm(matrix, dim=1)
             matrix /= torch.where(lengths > 0, lengths, 1.0)[:, None]
         else:
-            sums = [rows.double().sum(dim=0) for rows in matrix.split(BLOCK)]
+            sums = [rows.double().sum(dim=0) for rows in torch.split(matrix, BLOCK)]
             mean = torch.stack(sums).sum(dim=0) / known.sum().clamp(min=1)
             total += mean
             matrix -= mean.to(matrix.dtype)
@@ -88,17 +92,18 @@ def collect_moments(
     """Sum up a language's pairs with the pivot, block by block."""
     hidden = src.shape[1]
     sums = torch.zeros(3, hidden, hidden, dtype=torch.float64, device=src.device)
-    for i, j in zip(pairs.src.split(BLOCK), pairs.tgt.split(BLOCK), strict=True):
+    for i, j in zip(torch.split(pairs.src, BLOCK), torch.split(pairs.tgt, BLOCK), strict=True):
         x, z = src[i].double(), tgt[j].double()
         for total, a, b in zip(sums, (x, z, x), (x, z, z), strict=True):
             total.addmm_(a.mT, b)
     sums /= max(1, len(pairs))
-    return PairMoments(sums[0], sums[1], sums[2], len(pairs))
+    own, others, cross = sums.cpu()
+    return PairMoments(own, others, cross, len(pairs))
 
 
 def solve_orthogonal(moments: PairMoments) -> Float[Tensor, "hidden hidden"]:
     """Find the orthogonal map of a language to the pivot, which stays as it is (Procrustes)."""
-    return _on_cpu(solve_procrustes, moments.cross)
+    return solve_procrustes(moments.cross)
 
 
 def solve_turn(
@@ -106,7 +111,7 @@ def solve_turn(
 ) -> Float[Tensor, "hidden hidden"]:
     """Find the same from the pairs themselves, summed in their precision: for round after round."""
     cross = src[pairs.src].mT @ tgt[pairs.tgt]
-    return _on_cpu(solve_procrustes, cross.double())
+    return solve_procrustes(cross.cpu().double()).to(src.device)
 
 
 def solve_joint(moments: Sequence[PairMoments], reweight: float = 0.5) -> JointMaps:
@@ -122,7 +127,7 @@ def solve_joint(moments: Sequence[PairMoments], reweight: float = 0.5) -> JointM
     whiten, color = _whitening(_mean([each.tgt for each in moments]))
     own = [_whitening(each.src) for each in moments]
     crosses = [A.mT @ each.cross @ whiten for (A, _), each in zip(own, moments, strict=True)]
-    turns = [_on_cpu(solve_procrustes, cross) for cross in crosses]
+    turns = [solve_procrustes(cross) for cross in crosses]
     agreement = _mean([Q.mT @ cross for Q, cross in zip(turns, crosses, strict=True)])
     R = _power((agreement + agreement.mT) / 2, reweight)
     return JointMaps(
@@ -136,15 +141,15 @@ def apply_map(
 ) -> Float[Tensor, "words hidden"]:
     """Map rows in single precision, or in double where a sample shows that single is not enough."""
     sample = matrix[:: max(1, len(matrix) // N_CHECKED)]
+    W = W.to(matrix.device)
     exact = sample.double() @ W.double()
-    single = W.to(matrix.dtype)
-    wrong = torch.linalg.vector_norm(sample @ single - exact, dim=1)
+    wrong = torch.linalg.vector_norm(sample @ W.to(matrix.dtype) - exact, dim=1)
     if not exact.isfinite().all():
         raise InputError("the map has no finite result", fix="look for infinite vectors")
     lengths = torch.linalg.vector_norm(exact, dim=1)
     dtype = matrix.dtype if bool((wrong <= TOLERANCE * lengths).all()) else torch.float64
     mapped = torch.empty_like(matrix)
-    for rows, out in zip(matrix.split(BLOCK), mapped.split(BLOCK), strict=True):
+    for rows, out in zip(torch.split(matrix, BLOCK), torch.split(mapped, BLOCK), strict=True):
         out.copy_(rows.to(dtype) @ W.to(dtype))
     return mapped
 
@@ -153,7 +158,7 @@ def _whitening(
     moments: Float[Tensor, "hidden hidden"],
 ) -> tuple[Float[Tensor, "hidden hidden"], Float[Tensor, "hidden hidden"]]:
     """Give the symmetric matrix that makes second moments the identity, and its inverse."""
-    values, vectors = _on_cpu(torch.linalg.eigh, moments)
+    values, vectors = torch.linalg.eigh(moments)
     # A direction without variance says nothing: leave it small rather than blow it up.
     floor = values[-1] * len(values) * torch.finfo(values.dtype).eps
     scales = values.clamp(min=floor).sqrt()
@@ -161,20 +166,13 @@ def _whitening(
 
 
 def _power(matrix: Float[Tensor, "hidden hidden"], power: float) -> Float[Tensor, "hidden hidden"]:
-    values, vectors = _on_cpu(torch.linalg.eigh, matrix)
-    return (vectors * values.clamp(min=0) ** power) @ vectors.mT
+    values, vectors = torch.linalg.eigh(matrix)
+    powered: Tensor = (vectors * values.clamp(min=0) ** power) @ vectors.mT
+    return powered
 
 
 def _mean(matrices: Sequence[Float[Tensor, "hidden hidden"]]) -> Float[Tensor, "hidden hidden"]:
     return torch.stack(list(matrices)).mean(dim=0)
-
-
-def _on_cpu(solve: Callable[[Tensor], Any], matrix: Float[Tensor, "hidden hidden"]) -> Any:
-    """Decompose on the CPU, which is faster at it than a GPU for the sizes that vectors have."""
-    found = solve(matrix.cpu())
-    if isinstance(found, tuple):
-        return tuple(part.to(matrix.device) for part in found)
-    return found.to(matrix.device)
 
 
 def _check_rank(moments: PairMoments) -> None:

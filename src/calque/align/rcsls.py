@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RcslsSettings:
-    """How the map is found; the first step is as long as the authors', and halved when too long.
+    """How the map is found; steps begin as long as the authors', and are halved when too long.
 
-    `spectral` keeps the map's singular values at or below one, the convex hull of rotations; the
-    authors found `none` better with many pairs. Neighbors are searched among the first `n_words`.
+    `spectral` keeps the map's singular values at or below one, the convex hull of rotations. The
+    authors found `none` better, with few rounds: the loss of ever longer maps falls without end.
+    Neighbors are searched among the first `n_words`.
     """
 
     n_neighbors: int = 10
     n_words: int = 20_000
     n_rounds: int = 10
-    rate: float = 1.0
+    rate: float = 25.0
     least_rate: float = 1e-4
     constraint: Literal["none", "spectral"] = "none"
 
@@ -60,7 +61,7 @@ def fit_rcsls(
     """
     if len(pairs) == 0:
         raise InputError("no pairs to learn from", fix="give a dictionary of words that are there")
-    W = solve_turn(src, tgt, pairs).to(src.dtype)
+    W = solve_turn(src, tgt, pairs).to(src)
     loss, gradient = relax_csls(src, tgt, pairs, W, settings)
     losses, rate = [loss], settings.rate
     while len(losses) <= settings.n_rounds and rate >= settings.least_rate:
@@ -109,5 +110,6 @@ def _mean_rows(
 def _project(W: Float[Tensor, "hidden hidden"], constraint: str) -> Float[Tensor, "hidden hidden"]:
     if constraint == "none":
         return W
-    u, values, v = torch.linalg.svd(W.double())
-    return ((u * values.clamp(max=1)) @ v).to(W.dtype)
+    u, values, v = torch.linalg.svd(W.cpu().double())
+    clipped: Tensor = (u * values.clamp(max=1)) @ v
+    return clipped.to(W)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KEPT_BYTES = 2 << 30
-CPU_BLOCK, GPU_BLOCK, BLOCK = 128, 4096, 1024
+CPU_BLOCK, GPU_BLOCK, BLOCK = 64, 4096, 1024
 
 
 class ScoreTable:
@@ -33,6 +33,7 @@ class ScoreTable:
         # What is done with a block stays in a CPU's cache; a GPU wants much work at a time.
         kept_block = CPU_BLOCK if like.device.type == "cpu" else GPU_BLOCK
         self.block = kept_block if fits else BLOCK
+        self.spare = like.new_empty(min(self.block, max(self.shape)) * max(self.shape))
         self.src, self.tgt = like[:0], like[:0]
 
     def fill(
@@ -71,7 +72,7 @@ class ScoreTable:
         """
         found = []
         for own, k in self._ranked_blocks(ranks, self.shape[1]):
-            scores = self._rows(own) - penalties
+            scores = self._subtract(self._rows(own), penalties)
             found.append(_pick(best_in_rows(scores, k)[1], ranks[own]))
         return torch.cat(found)
 
@@ -81,7 +82,7 @@ class ScoreTable:
         """Find for target word j the `ranks[j]`-th best source, likewise."""
         found = []
         for own, k in self._ranked_blocks(ranks, self.shape[0]):
-            scores = self._columns(own) - penalties[:, None]
+            scores = self._subtract(self._columns(own), penalties[:, None])
             found.append(_pick(best_in_columns(scores, k)[1], ranks[own]))
         return torch.cat(found)
 
@@ -90,6 +91,11 @@ class ScoreTable:
     ) -> Iterator[tuple[slice, int]]:
         for own in _blocks(len(ranks), self.block):
             yield own, min(int(ranks[own][-1]), n_others)
+
+    def _subtract(self, block: Tensor, penalties: Tensor) -> Tensor:
+        """Subtract in memory that is there already: new memory takes longer than the difference."""
+        out = self.spare[: block.numel()].view(block.shape)
+        return torch.sub(block, penalties, out=out)
 
     def _rows(self, own: slice) -> Float[Tensor, "rows tgt"]:
         return self.src[own] @ self.tgt.mT if self.scores is None else self.scores[own]

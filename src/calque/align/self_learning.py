@@ -190,7 +190,7 @@ class Matcher:
         """
         src_ranks, src_order = self._draw(len(self.src), keep, generator)
         tgt_ranks, tgt_order = self._draw(len(self.tgt), keep, generator)
-        mapped = self.src[src_order] @ W.to(self.src.dtype)
+        mapped = self.src[src_order] @ W.to(self.src)
         # Where scores are dropped at random, their last digits matter less.
         self.table.fill(mapped, self.tgt[tgt_order], coarse=keep < 1)
         by_src, by_tgt = self.table.best(self.k)
@@ -228,5 +228,5 @@ def _root(matrix: Float[Tensor, "words hidden"]) -> Float[Tensor, "words words"]
     values, vectors = torch.linalg.eigh((matrix.mT @ matrix).double())
     tiny = values[-1] * len(values) * torch.finfo(values.dtype).eps
     scales = torch.where(values > tiny, values.clamp(min=tiny) ** -0.25, 0.0)
-    half = matrix @ (vectors * scales).to(matrix.dtype)
+    half: Tensor = matrix @ (vectors * scales).to(matrix.dtype)
     return half @ half.mT

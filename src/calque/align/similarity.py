@@ -189,7 +189,7 @@ def _weigh(
         members, similarities = members.gather(1, order), seen.similarities.gather(1, order)
     else:
         similarities = seen.similarities
-    distinct, place = members.unique(return_inverse=True)
+    distinct, place = torch.unique(members, return_inverse=True)
     hubness = mean_of_nearest(keys[distinct], sources, k_neighbors)
     best, order = best_in_rows(2 * similarities - hubness[place], k)
     return best, members.gather(1, order), ceiling
@@ -218,8 +218,8 @@ def _score_rows(
     queries: Float[Tensor, "queries hidden"], keys: Float[Tensor, "keys hidden"], block: int
 ) -> Iterator[Iterator[Float[Tensor, "rows columns"]]]:
     """Give the products of a block of queries with one block of keys after the other."""
-    for rows in queries.split(block):
-        yield (rows @ columns.mT for columns in keys.split(block))
+    for rows in torch.split(queries, block):
+        yield (rows @ columns.mT for columns in torch.split(keys, block))
 
 
 def _nearest(

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+VECTOR = 32
+
+
 def best_in_rows(
     scores: Float[Tensor, "rows columns"], k: int
 ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
@@ -29,8 +32,12 @@ def best_in_rows(
     if size == 1:
         return _unpack(scores.topk(k, dim=1))
     n_groups = scores.shape[1] // size
-    maxima = scores[:, : n_groups * size].unflatten(1, (size, n_groups)).amax(dim=1)
-    return _best_of_groups(scores, maxima, size, k)
+    whole = scores[:, : n_groups * size]
+    if size < VECTOR:  # groups of members far apart, for maxima of neighbors all at once
+        maxima = whole.view(-1, size, n_groups).amax(dim=1)
+        return _best_of_groups(scores, maxima, k, size, step=n_groups)
+    maxima = whole.view(-1, n_groups, size).amax(dim=2)
+    return _best_of_groups(scores, maxima, k, size)
 
 
 def best_in_columns(
@@ -42,8 +49,8 @@ def best_in_columns(
         return _unpack(scores.mT.contiguous().topk(k, dim=1))
     n_groups = len(scores) // size
     # Not of the transposed view, whose maxima would be taken against the order in memory.
-    maxima = scores[: n_groups * size].unflatten(0, (size, n_groups)).amax(dim=0)
-    return _best_of_groups(scores.mT, maxima.mT.contiguous(), size, k)
+    maxima = scores[: n_groups * size].view(n_groups, size, -1).amax(dim=1)
+    return _best_of_groups(scores.mT, maxima.mT.contiguous(), k, size)
 
 
 def merge_best(
@@ -62,15 +69,16 @@ def merge_best(
 def _best_of_groups(
     scores: Float[Tensor, "rows columns"],
     maxima: Float[Tensor, "rows groups"],
-    size: int,
     k: int,
+    size: int,
+    step: int = 1,
 ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
+    """Sort the k groups of the highest maxima, whose members are `step` apart, and the rest."""
     groups = maxima.topk(k, dim=1, sorted=False).indices
-    n_groups, n_columns = maxima.shape[1], scores.shape[1]
-    # Members lie n_groups apart: so maxima are taken of many neighbors in memory at once.
-    steps = torch.arange(0, size * n_groups, n_groups, device=scores.device)
-    places = (groups[:, :, None] + steps).flatten(1)
-    rest = torch.arange(size * n_groups, n_columns, device=scores.device)
+    first = groups * size if step == 1 else groups
+    members = torch.arange(size, device=scores.device) * step
+    rest = torch.arange(maxima.shape[1] * size, scores.shape[1], device=scores.device)
+    places = (first[:, :, None] + members).flatten(1)
     places = torch.cat([places, rest.expand(len(scores), -1)], dim=1)
     best, order = _unpack(scores.gather(1, places).topk(k, dim=1))
     return best, places.gather(1, order)

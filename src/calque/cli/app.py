@@ -14,6 +14,7 @@ from calque.cli.evaluate import evaluate
 from calque.cli.extract import extract
 from calque.cli.lexicon import lexicon
 from calque.cli.links import links
+from calque.cli.map import map_vectors
 from calque.cli.models import models
 from calque.cli.neutralize import neutralize
 from calque.cli.prepare import prepare
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "extract": extract,
     "lexicon": lexicon,
     "links": links,
+    "map": map_vectors,
     "models": models,
     "neutralize": neutralize,
     "prepare": prepare,

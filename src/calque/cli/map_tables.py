@@ -1,0 +1,52 @@
+"""What `calque map` chose for each language, and why, as a table for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from calque.tools.map_trials import Trial
+    from calque.tools.space_mapper import LanguageReport
+
+
+def tabulate_choices(reports: Sequence[LanguageReport]) -> Table:
+    """Show what each method gave, what was chosen and why, and P@1 in the common space."""
+    methods = list(dict.fromkeys(trial.method for each in reports for trial in each.trials))
+    caption = "P@1 (%): CSLS among the words of the development dictionary, mean of both ways"
+    table = Table(title="maps into one space", caption=caption)
+    for name in ("language", "words"):
+        table.add_column(name, justify="right" if name == "words" else "left")
+    for method in methods:
+        table.add_column(f"{method}\nP@1", justify="right")
+    table.add_column("chosen")
+    table.add_column("in all\nP@1", justify="right")
+    table.add_column("why")
+    for report in reports:
+        trials = {trial.method: trial for trial in report.trials}
+        cells = [_percent(trials[method]) if method in trials else "" for method in methods]
+        final = "" if report.precision is None else f"{100 * report.precision:.1f}"
+        why = "; ".join([report.reason, *_notes(report)])
+        table.add_row(report.language, f"{report.n_words:,}", *cells, report.chosen, final, why)
+    return table
+
+
+def _percent(trial: Trial) -> str:
+    return "–" if trial.precision is None else f"{100 * trial.precision:.1f}"
+
+
+def _notes(report: LanguageReport) -> list[str]:
+    """Say what was found of the dictionaries, how long learning took, and what was odd."""
+    notes = []
+    if report.n_train_entries:
+        notes.append(f"learnt from {report.n_train:,} of {report.n_train_entries:,} entries")
+    if report.n_dev_entries:
+        notes.append(f"judged by {report.n_dev:,} of {report.n_dev_entries:,}")
+    notes += [
+        f"{trial.n_rounds} rounds of {trial.method}" for trial in report.trials if trial.n_rounds
+    ]
+    if report.n_zero:
+        notes.append(f"{report.n_zero:,} vectors of zeros stay")
+    return notes
