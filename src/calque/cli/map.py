@@ -91,7 +91,7 @@ def map_vectors(
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
     from rich.console import Console
 
-    from calque.cli.map_tables import tabulate_choices
+    from calque.cli.map_tables import explain_choices, tabulate_choices
     from calque.models.static import read_vectors
     from calque.tools.mapped_folder import check_folder, write_mapped
     from calque.tools.space_mapper import map_spaces
@@ -116,6 +116,7 @@ def map_vectors(
         mapped = map_spaces(spaces, center, settings, train=train, dev=judges, on_round=on_round)
         write_mapped(mapped, spaces, output, settings, binary=binary, on_language=tell)
     Console().print(tabulate_choices(mapped.reports))
+    print(*explain_choices(mapped.reports), sep="\n")
     seconds = time.perf_counter() - started
     notes = [f"{len(paths)} languages", f"{settings.space} space", f"{seconds:.1f} s"]
     print(f"{output}: {', '.join(notes)}", file=sys.stderr)
@@ -126,7 +127,7 @@ def name_languages(files: Sequence[str]) -> dict[str, str]:
     paths: dict[str, str] = {}
     for file in files:
         name, equals, path = file.partition("=")
-        if not equals or Path(file).exists():
+        if not equals or "/" in name or Path(file).exists():
             name, path = Path(file).name.split(".")[0], file
         if not name or not path:
             raise InputError(f"no language in {file!r}", fix="write en=FILE")
@@ -193,13 +194,10 @@ def _show(
     with show_phases("mapping") as tell:
 
         def on_round(language: str, method: str, state: Round | None) -> None:
-            told = (
-                ""
-                if state is None
-                else (
-                    f", round {state.number}, {100 * state.keep:.0f} % of scores, {state.objective:.4f}"
-                )
-            )
-            tell(f"{language} {method}{told}")
+            phase = f"{language} {method}"
+            if state is not None:
+                kept = f"{100 * state.keep:.0f} % of scores"
+                phase += f", round {state.number}, {kept}, similarity {state.objective:.4f}"
+            tell(phase)
 
         yield (lambda language: tell(f"writing {language}")), on_round

@@ -1,4 +1,4 @@
-"""What `calque map` chose for each language, and why, as a table for a terminal."""
+"""What `calque map` chose for each language, and why, for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def tabulate_choices(reports: Sequence[LanguageReport]) -> Table:
-    """Show what each method gave, what was chosen and why, and P@1 in the common space."""
+    """Show what each method gave, what was chosen, and P@1 in the space of all."""
     methods = list(dict.fromkeys(trial.method for each in reports for trial in each.trials))
     caption = "P@1 (%): CSLS among the words of the development dictionary, mean of both ways"
     table = Table(title="maps into one space", caption=caption)
@@ -23,14 +23,20 @@ def tabulate_choices(reports: Sequence[LanguageReport]) -> Table:
         table.add_column(f"{method}\nP@1", justify="right")
     table.add_column("chosen")
     table.add_column("in all\nP@1", justify="right")
-    table.add_column("why")
     for report in reports:
         trials = {trial.method: trial for trial in report.trials}
         cells = [_percent(trials[method]) if method in trials else "" for method in methods]
         final = "" if report.precision is None else f"{100 * report.precision:.1f}"
-        why = "; ".join([report.reason, *_notes(report)])
-        table.add_row(report.language, f"{report.n_words:,}", *cells, report.chosen, final, why)
+        table.add_row(report.language, f"{report.n_words:,}", *cells, report.chosen, final)
     return table
+
+
+def explain_choices(reports: Sequence[LanguageReport]) -> list[str]:
+    """Say in a line for each language why it was mapped so, and from what."""
+    return [
+        f"{report.language}: {'; '.join([f'{report.chosen}, {report.reason}', *_notes(report)])}"
+        for report in reports
+    ]
 
 
 def _percent(trial: Trial) -> str:

@@ -146,11 +146,6 @@ def try_method(
     started = time.perf_counter()
     src, tgt = task.other.rows, task.pivot.rows
     pairs, rounds = _find_pairs(task, method, settings, on_round)
-    if len(pairs) == 0:
-        raise InputError(
-            f"{method}: no pairs of words between {task.other.language} and {task.pivot.language}",
-            fix="give a dictionary whose words have vectors",
-        )
     moments = collect_moments(src, tgt, pairs)
     n_rounds, objective = len(rounds), rounds[-1].objective if rounds else None
     if settings.space == "joint":
@@ -224,17 +219,16 @@ def _find_pairs(
 ) -> tuple[Pairs, list[Round]]:
     """Find the words that are to coincide, from a dictionary or by learning."""
     src, tgt = task.other.rows, task.pivot.rows
-    if method in WITH_DICTIONARY and (task.train is None or len(task.train) == 0):
-        problem = f"{method} needs a dictionary of {task.other.language}"
-        raise InputError(
-            problem, fix="give one with words that have vectors, or learn unsupervised"
-        )
     start = task.train
     if method == "identical":
         start = find_identical(task.pivot.vectors, task.other.vectors, settings.learning.n_words)
     elif method == "unsupervised":
         start = start_from_nothing(src, tgt, settings.learning)
-    assert start is not None
+    if start is None or len(start) == 0:
+        raise InputError(
+            f"{method}: no pairs of words between {task.other.language} and {task.pivot.language}",
+            fix="give a dictionary whose words have vectors, or learn unsupervised",
+        )
     start = Pairs(start.src.to(src.device), start.tgt.to(src.device))
     if method == "refine":
         found = refine(src, tgt, start, settings.learning, settings.n_refinements, on_round)

@@ -70,7 +70,8 @@ def read_maps(folder: Path) -> dict[str, SpaceMap]:
     try:
         with safe_open(path, framework="pt") as stored:
             steps = tuple(cast(Step, step) for step in stored.metadata()["steps"].split())
-            languages = [name.removesuffix(".mean") for name in stored.keys() if ".mean" in name]
+            names: list[str] = list(stored.keys())
+            languages = [name.removesuffix(".mean") for name in names if name.endswith(".mean")]
             return {
                 language: SpaceMap(
                     stored.get_tensor(f"{language}.mean"),

@@ -1,0 +1,185 @@
+"""`calque map`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from calque.cli import run
+from calque.cli.map import name_languages
+from calque.models.static import WordVectors, read_vectors, write_vectors
+from calque.types import InputError
+
+N_WORDS, HIDDEN = 300, 12
+
+
+def draw(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Vectors of three languages, and dictionaries with English in one order or the other."""
+    common = draw(N_WORDS, HIDDEN, seed=0) * torch.linspace(2, 0.5, HIDDEN)
+    words = {}
+    for number, language in enumerate(("en", "de", "fr")):
+        turn, _ = torch.linalg.qr(draw(HIDDEN, HIDDEN, seed=number + 1))
+        words[language] = [f"{language}{i}" for i in range(N_WORDS)]
+        matrix = (common @ turn + 0.1 * draw(N_WORDS, HIDDEN, seed=number + 9)).numpy()
+        vectors = WordVectors(words[language], matrix.astype(np.float32))
+        write_vectors(vectors, tmp_path / f"{language}.vec")
+    for language in ("de", "fr"):
+        pairs = list(zip(words["en"], words[language], strict=True))
+        (tmp_path / f"en-{language}.train.txt").write_text(lines(pairs[:150]))
+        turned = [(b, a) for a, b in pairs[150:]]
+        (tmp_path / f"{language}-en.dev.txt").write_text(lines(turned))
+    return tmp_path
+
+
+def lines(pairs: list[tuple[str, str]]) -> str:
+    return "".join(f"{a} {b}\n" for a, b in pairs)
+
+
+def call(folder: Path, *more: str) -> int:
+    files = [str(folder / f"{language}.vec") for language in ("en", "de", "fr")]
+    return run(["map", *files, "-o", str(folder / "mapped"), "--device", "cpu", *more])
+
+
+def precision(src: Path, tgt: Path) -> float:
+    rows = [torch.from_numpy(read_vectors(path, cache=False).matrix) for path in (src, tgt)]
+    rows = [torch.nn.functional.normalize(each) for each in rows]
+    found = (rows[0] @ rows[1].T).argmax(dim=1)
+    return float((found == torch.arange(N_WORDS)).float().mean())
+
+
+def test_three_languages(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, dev = (
+        str(folder / "{pivot}-{language}.train.txt"),
+        str(folder / "{language}-{pivot}.dev.txt"),
+    )
+    assert call(folder, "--pivot", "en", "--dictionary", train, "--dev", dev) == 0
+    mapped = folder / "mapped"
+    names = {path.name for path in mapped.iterdir()}
+    assert names == {"en.vec", "de.vec", "fr.vec", "maps.safetensors", "report.json"}
+    assert precision(mapped / "de.vec", mapped / "fr.vec") > 0.95
+    report = json.loads((mapped / "report.json").read_text())
+    assert (report["pivot"], report["space"]) == ("en", "joint")
+    chosen = {each["language"]: each["chosen"] for each in report["languages"]}
+    assert chosen == {"en": "pivot", "de": "supervised", "fr": "supervised"}
+    assert report["languages"][1]["n_dev"] == 150
+    said = capsys.readouterr()
+    assert "supervised" in said.out and "unaligned" in said.out
+    assert "mapped: 3 languages, joint space" in said.err
+
+
+def test_without_a_dictionary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(folder / "en.vec"), f"deutsch={folder / 'de.vec'}"]
+    options = [
+        "--cutoff",
+        "100",
+        "--space",
+        "pivot",
+        "--seed",
+        "3",
+        "--binary",
+        "--max-words",
+        "200",
+    ]
+    out = folder / "two"
+    assert run(["map", *files, "-o", str(out), *options]) == 0
+    assert len(read_vectors(out / "deutsch.bin", cache=False)) == 200
+    assert "no development dictionary to compare" in capsys.readouterr().out
+
+
+def test_several_methods(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, dev = str(folder / "en-{language}.train.txt"), str(folder / "{language}-en.dev.txt")
+    methods = "procrustes,refine,rcsls"
+    assert call(folder, "--method", methods, "--dictionary", train, "--dev", dev) == 0
+    report = json.loads((folder / "mapped" / "report.json").read_text())
+    assert report["space"] == "pivot"
+    tried = [trial["method"] for trial in report["languages"][2]["trials"]]
+    assert tried == ["unaligned", "procrustes", "refine", "rcsls"]
+
+
+def test_a_language_without_a_development_dictionary_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "fr-en.dev.txt").unlink()
+    train, dev = str(folder / "en-{language}.train.txt"), str(folder / "{language}-en.dev.txt")
+    assert call(folder, "--dictionary", train, "--dev", dev) == 0
+    report = json.loads((folder / "mapped" / "report.json").read_text())
+    reasons = [each["reason"] for each in report["languages"]]
+    assert reasons[1].startswith("P@1 ")
+    assert reasons[2] == "no development dictionary to compare by"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--pivot", "es"], "no vectors of the pivot 'es' (choose from: en de fr)"),
+        (["--method", "supervised"], "supervised needs a dictionary (give one with --dictionary)"),
+        (["--method", "magic"], "no method 'magic' (choose from: supervised,"),
+        (["--space", "outer"], "no space 'outer'"),
+        (["--device", "toaster"], "device 'toaster'"),
+        (["--dictionary", "HERE/en-de.train.txt"], "--dictionary names one file for 2 languages"),
+        (["--dev", "HERE/{language}.nothing"], "--dev: no such file for any language"),
+        (
+            [
+                "--method",
+                "rcsls",
+                "--space",
+                "joint",
+                "--dictionary",
+                "HERE/en-{language}.train.txt",
+            ],
+            "rcsls leaves the pivot as it is",
+        ),
+    ],
+)
+def test_bad_options(
+    folder: Path, options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [option.replace("HERE", str(folder)) for option in options]
+    assert call(folder, *options) == 2
+    said = capsys.readouterr().err
+    assert problem in said
+    assert len(said.splitlines()) == 1
+    assert not (folder / "mapped").exists()
+
+
+def test_a_full_folder_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "mapped").mkdir()
+    (folder / "mapped" / "notes").touch()
+    assert call(folder, "--cutoff", "50") == 2
+    assert "this folder is not empty" in capsys.readouterr().err
+    train = str(folder / "en-{language}.train.txt")
+    assert call(folder, "--dictionary", train, "--overwrite") == 0
+    assert (folder / "mapped" / "de.vec").exists()
+
+
+def test_languages_by_name(tmp_path: Path) -> None:
+    (tmp_path / "x=y.vec").touch()
+    files = [
+        "en.vec",
+        "wiki/de.vec.gz",
+        "fr=cc.fr.300.vec",
+        str(tmp_path / "x=y.vec"),
+        "/a=b/it.vec",
+    ]
+    assert name_languages(files) == {
+        "en": "en.vec",
+        "de": "wiki/de.vec.gz",
+        "fr": "cc.fr.300.vec",
+        "x=y": str(tmp_path / "x=y.vec"),
+        "it": "/a=b/it.vec",
+    }
+    with pytest.raises(InputError, match=r"cc\.en\.vec and cc\.de\.vec would both be 'cc'"):
+        name_languages(["cc.en.vec", "cc.de.vec"])
+    with pytest.raises(InputError, match="one language alone"):
+        name_languages(["en.vec"])
+    with pytest.raises(InputError, match="no language in"):
+        name_languages(["=de.vec", "en.vec"])
