@@ -228,7 +228,7 @@ def measure_round(options: argparse.Namespace, keep: float) -> dict[str, Any]:
     source, numpy_source = torch.Generator().manual_seed(0), np.random.default_rng(0)
     found = take_turns(
         {
-            "calque": lambda: matcher.match(W, keep, source),
+            "calque": lambda: matcher.match(W, keep, source, coarse=matcher.is_faster_coarse),
             "numpy": lambda: numpy_round(src, tgt, W.float().numpy(), keep, numpy_source),
         },
         options.rounds,

@@ -68,7 +68,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "optimizer.learning_rate": "6e-3",
     },
     "linear-map": {"model.start": "null"},
-    "mlm-only": {"model.start": "null"},
+    "mlm-only": {"model.start": "null", "optimizer.learning_rate": "6e-3"},
     # MLM learns slowly beside it.
     "x2s-dcca": PAIRED
     | {

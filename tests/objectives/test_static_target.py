@@ -217,6 +217,43 @@ def test_training_finds_what_both_have_in_common(tiny_encoder: Encoder) -> None:
     assert losses[-1] < losses[0] - 0.1
 
 
+# Vectors laid where states lie
+
+
+def fit(encoder: Encoder, **changes: Any) -> StaticTarget:
+    objective = make_objective(loss="mse", fit=True, **changes)
+    vectors: Any = Ragged(make_vectors(width=32).ravel(), np.full(len(WORDS), 32))
+    examples = iter([(Ragged.of(WORDS), vectors)] * 9999)
+    objective.fit(encoder, MARKS, examples)
+    return objective
+
+
+def test_fitted_vectors_lie_where_the_states_do(tiny_encoder: Encoder) -> None:
+    """32 dimensions in 64: shape is kept, and mean and spread are those of the states."""
+    encoder = copy.deepcopy(tiny_encoder).train()
+    objective = fit(encoder, layer=3)
+    assert encoder.training
+    assert objective.fitted is not None
+    batch = collate(vectors=make_vectors(width=32))
+    with torch.no_grad():
+        pooled = pool_by_hugging_face(tiny_encoder, 3)
+        laid = objective.fitted.apply(batch.vectors)
+        loss = compute(objective, tiny_encoder, batch).loss
+    torch.testing.assert_close(laid.mean(0), pooled.mean(0), rtol=1e-4, atol=1e-4)
+    assert laid.var(0).sum().item() == pytest.approx(pooled.var(0).sum().item(), rel=1e-4)
+    distances = [torch.cdist(rows, rows).flatten() for rows in (laid, batch.vectors)]
+    ratios = (distances[0] / distances[1])[distances[1] > 0]
+    assert ratios.min().item() == pytest.approx(ratios.max().item(), rel=1e-3)
+    torch.testing.assert_close(loss, F.mse_loss(pooled, laid), rtol=1e-4, atol=1e-5)
+    assert not objective.state_dict()
+
+
+def test_without_it_vectors_stay_where_they_are(tiny_encoder: Encoder) -> None:
+    objective = make_objective(loss="mse")
+    objective.fit(tiny_encoder, MARKS, iter([]))
+    assert objective.fitted is None
+
+
 # What is refused before a run
 
 
@@ -230,6 +267,7 @@ def test_vectors_that_do_not_fit_are_refused(tiny_encoder: Encoder) -> None:
     assert look(tiny_encoder, 9, 64, loss="mse") is None
     with pytest.raises(InputError, match="vectors of 300 dimensions, but the encoder has 64"):
         look(tiny_encoder, 9, 300, loss="mse")
+    assert look(tiny_encoder, 9, 300, loss="mse", fit=True) is None
     with pytest.raises(InputError, match="components=31 of 30"):
         look(tiny_encoder, 9, 30, components=31)
     with pytest.raises(InputError, match="layer 5 does not exist"):
@@ -259,7 +297,13 @@ def test_as_many_correlations_are_1_as_is_told(
 
 
 def test_mistakes_in_settings_are_refused() -> None:
-    for wrong in ({"loss": "l2"}, {"components": 0}, {"ridge": -1.0}, {"ridge_unit": "two"}):
+    for wrong in (
+        {"loss": "l2"},
+        {"components": 0},
+        {"ridge": -1.0},
+        {"ridge_unit": "two"},
+        {"fit": True, "loss": "dcca"},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             StaticTargetSettings.model_validate(wrong)
     assert make_objective().n_marks(MARKS) == 2
@@ -326,13 +370,13 @@ def read_rows(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in passing} for row in rows]
 
 
-@pytest.mark.parametrize("loss", ["mse", "dcca"])
+@pytest.mark.parametrize("settings", [{"loss": "mse"}, {"loss": "mse", "fit": True}, {}])
 def test_a_run_learns_and_goes_on_where_it_stopped(
-    text_with_vectors: Path, tmp_path: Path, loss: str
+    text_with_vectors: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     """Bit for bit, and the figures of what is kept for validation are told too."""
     run, again = tmp_path / "run", tmp_path / "again"
-    train(make_recipe(loss=loss), text_with_vectors, run)
+    train(make_recipe(**settings), text_with_vectors, run)
     rows = read_rows(run)
     training = [row["loss/static_target"] for row in rows if row["kind"] == "train"]
     assert training[-1] < training[0]
@@ -341,7 +385,7 @@ def test_a_run_learns_and_goes_on_where_it_stopped(
     shutil.copytree(run, again)
     for name in ("step-00000006", "model"):
         shutil.rmtree(again / name)
-    train(make_recipe(loss=loss), text_with_vectors, again, resume=True)
+    train(make_recipe(**settings), text_with_vectors, again, resume=True)
     assert read_rows(again) == rows
     one, other = (load_file(folder / "model" / "model.safetensors") for folder in (run, again))
     assert [key for key in one if not torch.equal(one[key], other[key])] == []

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from calque.align.mapping import Pairs, normalize_space, solve_turn
+from calque.align.precision import fast_dtype
 from calque.align.score_table import ScoreTable
 from calque.align.similarity import csls_scores
 from calque.types import InputError
@@ -95,20 +96,25 @@ def learn(
     """Map and match in turns until nothing improves, dropping fewer and fewer scores.
 
     The share of scores that is kept grows when the objective has not improved for `patience`
-    rounds; the end is when that happens with all of them kept. Spaces must be normalized.
+    rounds; the end is when that happens with all of them kept. Where the device multiplies low
+    precision faster, rounds are in that, and some in the vectors' own follow until nothing
+    improves. Spaces must be normalized.
     """
     matcher = Matcher(src, tgt, settings)
     pairs, rounds = start, list[Round]()
     keep, best, improved = settings.first_keep, float("-inf"), 0
+    coarse, patience = matcher.is_faster_coarse, settings.patience
     while True:
         number = len(rounds) + 1
-        is_stuck, is_last = number - improved > settings.patience, number > settings.max_rounds
+        is_stuck, is_last = number - improved > patience, number > settings.max_rounds
         W = solve_turn(src, tgt, pairs)
-        if is_last or (is_stuck and keep >= 1):
+        if is_last or (is_stuck and keep >= 1 and not coarse):
             return Learned(pairs, W, rounds)
-        if is_stuck:
+        if is_stuck and keep >= 1:
+            coarse, patience, best, improved = False, 1, float("-inf"), number
+        elif is_stuck:
             keep, improved = min(1.0, settings.keep_growth * keep), number
-        found = matcher.match(W, keep, generator)
+        found = matcher.match(W, keep, generator, coarse=coarse)
         pairs = found.union()
         rounds.append(Round(number, keep, found.objective))
         on_round(rounds[-1])
@@ -175,12 +181,15 @@ class Matcher:
             raise InputError("a space without words", fix="give vectors of some words")
         self.k = min(settings.n_neighbors, len(self.src), len(self.tgt))
         self.table = ScoreTable(len(self.src), len(self.tgt), self.src)
+        self.is_faster_coarse = fast_dtype(self.src) != self.src.dtype
 
     def match(
         self,
         W: Float[Tensor, "hidden hidden"],
         keep: float = 1.0,
         generator: torch.Generator | None = None,
+        *,
+        coarse: bool = False,
     ) -> Matches:
         """Find translations both ways by CSLS, with each score kept by the probability `keep`.
 
@@ -191,8 +200,7 @@ class Matcher:
         src_ranks, src_order = self._draw(len(self.src), keep, generator)
         tgt_ranks, tgt_order = self._draw(len(self.tgt), keep, generator)
         mapped = self.src[src_order] @ W.to(self.src)
-        # Where scores are dropped at random, their last digits matter less.
-        self.table.fill(mapped, self.tgt[tgt_order], coarse=keep < 1)
+        self.table.fill(mapped, self.tgt[tgt_order], coarse=coarse)
         by_src, by_tgt = self.table.best(self.k)
         forward = self.table.ranked_targets(src_ranks, by_tgt.mean(dim=1) / 2)
         backward = self.table.ranked_sources(tgt_ranks, by_src.mean(dim=1) / 2)

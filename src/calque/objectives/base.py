@@ -119,6 +119,9 @@ class Objective(nn.Module):
         Called again when a run goes on, with the encoder that the run began with.
         """
 
+    def fit(self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]) -> None:
+        """Take what is needed of the first training examples; this follows every `start`."""
+
     def find_fault(
         self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]
     ) -> str | None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch.nn import functional as F
 
 from calque.align.cca import RIDGE, deep_cca_loss
+from calque.align.rigid_fit import RigidFit
 from calque.models.pooling import pool_words
 from calque.objectives.apart import BatchOfArrays, lay_apart
 from calque.objectives.base import Marks, Objective, ObjectiveSettings
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from calque.text.batching import BatchShape, Ragged
     from calque.types import TokenBatch
 
+# Words that vectors are fitted by.
+N_FITTED = 8192
+
 
 class StaticTargetSettings(ObjectiveSettings):
     """The loss between words and their vectors as the recipe describes it."""
@@ -44,11 +48,20 @@ class StaticTargetSettings(ObjectiveSettings):
     layer: int | None = None
     # Whether vectors are scaled to length 1, as the authors' code does.
     unit: bool = True
+    # Beyond the paper, for "mse": whether vectors are moved, scaled and turned, once, to where the
+    # encoder's states of their words lie. Then the widths may differ.
+    fit: bool = False
     # How many of the largest correlations count; by default all.
     components: int | None = Field(None, gt=0)
     # What is added to the variances: as it is, or times the mean variance of either side.
     ridge: float = Field(RIDGE, ge=0)
     ridge_unit: Literal["one", "variance"] = "one"
+
+    @model_validator(mode="after")
+    def _correlations_need_no_fit(self) -> StaticTargetSettings:
+        if self.fit and self.loss == "dcca":
+            raise ValueError("fit=true, but correlations are the same wherever vectors lie")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +103,15 @@ class WordVectorCollator:
 
 
 class StaticTarget(Objective):
-    """Bring words, each read alone, to their static vectors, which stay as they are."""
+    """Bring words, each read alone, to their static vectors; the encoder alone learns."""
 
     n_sides: ClassVar[int] = 1
     needs_vectors: ClassVar[bool] = True
     uses_all_weights: ClassVar[bool] = False
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self.fitted: RigidFit | None = None
 
     def n_marks(self, marks: Marks) -> int:
         """Count `<s>` and `</s>`."""
@@ -107,6 +124,23 @@ class StaticTarget(Objective):
     def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
         """Look at the layer: an impossible one is told before anything is compiled."""
         self._layer(encoder)
+
+    @torch.no_grad()
+    def fit(self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]) -> None:
+        """Find where vectors are to lie, if that is asked for: the same in all processes."""
+        if not self.settings.fit:
+            return
+        collate, generator = self.make_collate(marks, None), torch.Generator()
+        device = next(encoder.parameters()).device
+        was_training, pairs, n_words = encoder.training, [], 0
+        encoder.eval()
+        while n_words < N_FITTED:
+            batch = collate(next(examples), generator).to(device)
+            pairs.append((batch.vectors, self._pool(encoder, batch)))
+            n_words += len(batch.vectors)
+        encoder.train(was_training)
+        vectors, states = (torch.cat(side) for side in zip(*pairs, strict=True))
+        self.fitted = RigidFit.of(vectors, states)
 
     def find_fault(
         self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]
@@ -127,14 +161,18 @@ class StaticTarget(Objective):
 
     def forward(self, encoder: Encoder, batch: WordVectorBatch) -> LossTerms:
         """Encode the words, average the subwords of each, and compare them with the vectors."""
-        (states,) = encoder(batch.tokens, [self._layer(encoder)])
-        pooled = pool_words(states, batch.words, len(batch.weights))
-        with torch.autocast(states.device.type, enabled=False):
+        pooled = self._pool(encoder, batch)
+        with torch.autocast(pooled.device.type, enabled=False):
             if self.settings.loss == "mse":
-                distance = mean_over_processes(pooled, batch.vectors.to(pooled), batch.weights)
+                targets = batch.vectors if self.fitted is None else self.fitted.apply(batch.vectors)
+                distance = mean_over_processes(pooled, targets.to(pooled), batch.weights)
                 return LossTerms(distance / pooled.shape[1], {})
             terms: LossTerms = self._correlate(pooled, batch)
             return terms
+
+    def _pool(self, encoder: Encoder, batch: WordVectorBatch) -> Float[Tensor, "words hidden"]:
+        (states,) = encoder(batch.tokens, [self._layer(encoder)])
+        return pool_words(states, batch.words, len(batch.weights))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _correlate(self, words: Float[Tensor, "words hidden"], batch: WordVectorBatch) -> LossTerms:
@@ -154,10 +192,10 @@ class StaticTarget(Objective):
 
     def _check_widths(self, width: int, hidden: int) -> None:
         settings = self.settings
-        if settings.loss == "mse" and width != hidden:
+        if settings.loss == "mse" and width != hidden and not settings.fit:
             raise InputError(
                 f"static_target: vectors of {width} dimensions, but the encoder has {hidden}",
-                fix="set loss: dcca, which compares any, or give other vectors",
+                fix="set fit: true or loss: dcca, which compare any, or give other vectors",
             )
         most = min(width, hidden)
         if settings.loss == "dcca" and (settings.components or 0) > most:

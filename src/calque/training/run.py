@@ -58,6 +58,7 @@ class Run:
         ]
         for objective, pair in zip(objectives, self.streams, strict=True):
             objective.start(self.encoder, pair.languages)
+            objective.fit(self.encoder, Marks.of(tokenizer), _read_examples(pair.training))
         self.judges = self._choose_judges()
         self.text = [[*corpus.languages, *corpus.n_tokens] for corpus in prepared]
         self.average = WeightAverage(recipe)
