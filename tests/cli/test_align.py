@@ -380,7 +380,7 @@ def test_killed_at_random_and_resumed(out: str, capsys: pytest.CaptureFixture[st
 
 def interrupt(arguments: list[str], number: signal.Signals) -> bytes:
     """Stop a slow run after its first block."""
-    process = start(arguments, TOY_DELAY="0.2")
+    process = start(arguments, TOY_DELAY="1")
     wait_for(f"{arguments[arguments.index('-o') + 1]}.partial/part-0.journal", process)
     process.send_signal(number)
     _, said = process.communicate()
