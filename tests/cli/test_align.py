@@ -332,7 +332,12 @@ def many_lines(n_lines: int) -> bytes:
 def start(arguments: list[str], **environment: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(TOY), "align", *arguments]
     return subprocess.Popen(
-        command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Where the tests run in the background, Ctrl-C is ignored, and would be here too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -380,7 +385,7 @@ def test_killed_at_random_and_resumed(out: str, capsys: pytest.CaptureFixture[st
 
 def interrupt(arguments: list[str], number: signal.Signals) -> bytes:
     """Stop a slow run after its first block."""
-    process = start(arguments, TOY_DELAY="1")
+    process = start(arguments, TOY_DELAY="0.2")
     wait_for(f"{arguments[arguments.index('-o') + 1]}.partial/part-0.journal", process)
     process.send_signal(number)
     _, said = process.communicate()
