@@ -332,7 +332,12 @@ def many_lines(n_lines: int) -> bytes:
 def start(arguments: list[str], **environment: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(TOY), "align", *arguments]
     return subprocess.Popen(
-        command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Where the tests run in the background, Ctrl-C is ignored, and would be here too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -74,7 +74,7 @@ def read_lines(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[str]
 
 def scan_lines(path: PathLike) -> Iterator[str | BadLine]:
     """Read the lines of a file, with the undecodable ones in their places."""
-    return chain.from_iterable(map(_decode_block, _line_blocks(_read_chunks(path))))
+    return chain.from_iterable(map(_decode_block, _line_blocks(read_chunks(path))))
 
 
 def refuse(bad: BadLine, path: PathLike, number: int, skip_bad: SkipBad | None) -> None:
@@ -148,7 +148,7 @@ def _decode_line(line: bytes) -> str | BadLine:
         return BadLine(reason, "convert the file to UTF-8, for example with iconv", text)
 
 
-def _read_chunks(path: PathLike) -> Iterator[bytes]:
+def read_chunks(path: PathLike) -> Iterator[bytes]:
     try:
         with _open_bytes(path) as raw:
             packing = _recognize_packing(raw, path)

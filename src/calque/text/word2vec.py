@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calque.text.files import PathLike, SkipBad, _read_chunks, shown, write_atomically
+from calque.text.files import PathLike, SkipBad, read_chunks, shown, write_atomically
 from calque.text.six_digits import format_rows
 from calque.text.word2vec_binary import FLOAT, is_binary, read_binary
 from calque.text.word2vec_text import Header, VectorBlock, read_text
@@ -28,7 +28,7 @@ FORBIDDEN = frozenset("\n\r\t\0")
 
 def scan_vectors(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[VectorBlock]:
     """Read vectors, packed or not, text or binary; what cannot be used is refused or skipped."""
-    chunks = _read_chunks(path)
+    chunks = read_chunks(path)
     head = b""
     while len(head) < HEAD_BYTES and (chunk := next(chunks, b"")):
         head += chunk
