@@ -149,6 +149,7 @@ def _decode_line(line: bytes) -> str | BadLine:
 
 
 def read_chunks(path: PathLike) -> Iterator[bytes]:
+    """Give the bytes of a file, unpacked, in blocks as they are read."""
     try:
         with _open_bytes(path) as raw:
             packing = _recognize_packing(raw, path)
