@@ -18,7 +18,9 @@ import pytest
 import torch
 
 from calque.cli import run
-from calque.training.recipe import bundled_recipes
+from calque.models.loading import build_model
+from calque.training.recipe import bundled_recipes, load_recipe
+from calque.training.step import freeze
 from calque.training.telemetry import read_metrics
 
 DATA = Path(__file__).parents[1] / "data"
@@ -92,8 +94,19 @@ CHANGES: dict[str, dict[str, Any]] = {
         "objectives.1.unit": "false",
         "optimizer.learning_rate": "6e-3",
     },
+    "meta-pretrain": {"data.sources.0.path": "text/de.txt.xz"},
+    "metaxlm": {"model.start": "null"},
+    "metaxlm-dict": {"model.start": "null"},
+    "metaxlm-frozen": {"model.start": "null", "optimizer.learning_rate": "8e-3"},
+    "xlm-kd": {
+        "tokenizer.path": "null",
+        "objectives.0.teacher": "teacher",
+        "objectives.0.languages": "[de]",
+        "optimizer.learning_rate": "6e-3",
+    },
 }
-ONE_OBJECTIVE = ("xlm", "adapt", "l2", "weak", "strong", "linear-map", "mlm-only")
+ONE_OBJECTIVE = ("xlm", "adapt", "l2", "weak", "strong", "linear-map", "mlm-only", "xlm-kd")
+ONE_OBJECTIVE += ("meta-pretrain", "metaxlm", "metaxlm-dict", "metaxlm-frozen")
 THREE_OBJECTIVES = ("calque-mini-align",)
 
 
@@ -110,12 +123,13 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _folder_with_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folder_with_text(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A working directory as the recipes describe it.
 
     bitext/en-de.tsv.xz, text/de.txt.xz, vectors/de.vec, and linked/en-de.text beside
-    linked/en-de.links, where words at like places are linked.
+    linked/en-de.links, where words at like places are linked; and a teacher of other pieces.
     """
+    (tmp_path / "teacher").symlink_to(tiny_folder)
     for folder in ("bitext", "linked", "text", "vectors"):
         (tmp_path / folder).mkdir()
     for file in sorted(DATA.glob("en-*.tsv")):
@@ -237,6 +251,85 @@ def test_linear_maps_are_solved_from_text_in_one_pass(capfd: pytest.CaptureFixtu
     raw, mapped = np.load("raw.npy"), np.load("mapped.npy")
     assert not np.allclose(raw, mapped, atol=1e-2)
     assert np.linalg.norm(raw) == pytest.approx(np.linalg.norm(mapped), rel=1e-5)  # a rotation
+
+
+@pytest.mark.slow
+def test_a_cross_lingual_model_grows_out_of_a_monolingual_one(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """MetaXLM's whole way: one language, a new vocabulary, many languages; and KD beside it."""
+    from safetensors.torch import load_file
+    from transformers import AutoTokenizer
+
+    alone = options(TINY | CHANGES["meta-pretrain"])
+    assert run(["train", "meta-pretrain", *alone]) == 0
+    assert run(["prepare", "xlm", "-o", "prepared", "--workers", "1", *options(TINY)]) == 0
+    Path("de-ja.txt").write_text("ist は\nnicht ない\nauch も\n", encoding="utf-8")
+    mono = "runs/meta-pretrain/model"
+    grow = ["grow", mono, "--tokenizer", "prepared/tokenizer", "--language", "de"]
+    assert run([*grow, "-o", "start"]) == 0
+    assert run([*grow, "--dictionary", "de-ja.txt", "-o", "start-dict"]) == 0
+    capfd.readouterr()
+    short = TINY | {"schedule.steps": 8, "telemetry.every": 2}
+    for name in ("metaxlm", "metaxlm-dict", "metaxlm-frozen"):
+        assert run(["train", name, "--prepared", "prepared", *options(short)]) == 0
+    taught = {"tokenizer.path": "prepared/tokenizer", "objectives.0.teacher": mono}
+    changes = options(short | taught | {"objectives.0.languages": "[de]"})
+    assert run(["train", "xlm-kd", "--prepared", "prepared", *changes]) == 0
+    assert "warning" not in capfd.readouterr().err
+    before = load_file(f"{mono}/model.safetensors")
+    n_pieces = len(AutoTokenizer.from_pretrained("prepared/tokenizer"))
+    for name in ("metaxlm", "metaxlm-dict", "metaxlm-frozen"):
+        after = load_file(f"runs/{name}/model/model.safetensors")
+        assert after.keys() == before.keys()
+        for weight, value in after.items():
+            if ".encoder.layer." in weight:
+                assert torch.equal(value, before[weight]) == (name == "metaxlm-frozen"), weight
+        content = json.loads(Path(f"runs/{name}/model/config.json").read_text())
+        assert (content["model_type"], content["vocab_size"]) == ("roberta", n_pieces)
+        assert read_losses(f"runs/{name}")["loss/masked_lm"][-1] < np.log(n_pieces)
+    losses = read_losses("runs/xlm-kd")
+    assert min(losses["loss/distillation/share"]) > 0.05
+    assert max(losses["loss/distillation/unread"]) == 0
+
+
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "bert"])
+def test_a_frozen_body_is_all_layers_and_nothing_else(kind: str) -> None:
+    from transformers import AutoConfig
+
+    sizes = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 20}
+    model = build_model(AutoConfig.for_model(kind, intermediate_size=8, **sizes))
+    whole = torch.nn.ModuleDict({"encoder": torch.nn.ModuleDict({"model": model})})
+    assert freeze(whole, load_recipe("metaxlm-frozen").freeze) > 0
+    for name, weight in model.named_parameters():
+        assert weight.requires_grad == (".encoder.layer." not in name), name
+    learning = {name.split(".")[1] for name, p in model.named_parameters() if p.requires_grad}
+    assert "embeddings" in learning and len(learning) > 1
+
+
+def test_recipes_of_one_paper_differ_where_they_say() -> None:
+    """Runs of metaxlm and its variants are compared: what is not their point is the same."""
+    plain = load_recipe("metaxlm").model_dump()
+    apart = {
+        "metaxlm-dict": {"model"},
+        "metaxlm-frozen": {"freeze"},
+        "xlm-kd": {"model", "tokenizer", "objectives"},
+    }
+    for name, sections in apart.items():
+        other = load_recipe(name).model_dump()
+        assert {key for key in plain if plain[key] != other[key]} == {"name", *sections}
+    taught, bare = load_recipe("xlm-kd").objectives[0], load_recipe("metaxlm").objectives[0]
+    for key in ("probability", "batch_tokens", "batch_examples", "weight"):
+        assert getattr(taught, key) == getattr(bare, key)
+    assert plain["data"]["alpha"] == 0.7
+    assert plain["optimizer"] == {
+        "learning_rate": 1e-4,
+        "betas": [0.9, 0.98],
+        "epsilon": 1e-6,
+        "weight_decay": 0.01,
+        "clip": 1.0,
+    }
+    assert plain["schedule"] == {"kind": "linear", "steps": 200_000, "warmup": 10_000}
 
 
 def test_text_is_prepared_once_for_many_runs(capfd: pytest.CaptureFixture[str]) -> None:

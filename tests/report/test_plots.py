@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from calque.report.plots import check_plot, plot_layers, save_plot, shorten_names
+from calque.report.plots import (
+    check_plot,
+    plot_layers,
+    plot_transfer,
+    save_plot,
+    shorten_names,
+)
 from calque.types import InputError, MissingExtra, Score
 
 SCORES = [
@@ -64,3 +70,36 @@ def test_a_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match=r"matplotlib is not installed .*calque\[plots\]"):
         check_plot(tmp_path / "a.png")
+
+
+CURVES = {
+    "runs/a": [(0, 0.5, 0.2), (10, 0.8, 0.6)],
+    "runs/b": [(0, 0.3, 0.3), (20, 0.9, 0.5)],
+}
+
+
+def test_others_source_and_gap_along_training() -> None:
+    pytest.importorskip("matplotlib")
+    panels = plot_transfer(CURVES).axes
+    assert [panel.get_title() for panel in panels] == ["other languages, mean", "source", "gap"]
+    expected = {"a": ([0, 10], [20, 60], [50, 80], [30, 20]), "b": ([0, 20], [30, 50], [30, 90])}
+    expected["b"] = (*expected["b"], [0, 40])
+    for number, panel in enumerate(panels, start=1):
+        lines = {line.get_label(): line for line in panel.get_lines()}
+        assert set(lines) == {"a", "b"}
+        for name, line in lines.items():
+            assert list(line.get_xdata()) == expected[name][0]
+            assert list(line.get_ydata()) == pytest.approx(expected[name][number])
+
+
+def test_many_runs_are_told_apart() -> None:
+    pytest.importorskip("matplotlib")
+    panel = plot_transfer({f"run{number}": CURVES["runs/a"] for number in range(12)}).axes[0]
+    styles = {(line.get_color(), line.get_linestyle()) for line in panel.get_lines()}
+    assert len(styles) == 12
+
+
+def test_no_transfer_to_draw() -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(InputError, match="no transfer to draw"):
+        plot_transfer({"a": []})

@@ -12,6 +12,8 @@ from calque.cli.demo import demo
 from calque.cli.embed import embed
 from calque.cli.evaluate import evaluate
 from calque.cli.extract import extract
+from calque.cli.gap import gap
+from calque.cli.grow import grow
 from calque.cli.lexicon import lexicon
 from calque.cli.links import links
 from calque.cli.map import map_vectors
@@ -26,6 +28,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "embed": embed,
     "evaluate": evaluate,
     "extract": extract,
+    "gap": gap,
+    "grow": grow,
     "lexicon": lexicon,
     "links": links,
     "map": map_vectors,

@@ -57,7 +57,9 @@ def evaluate(
 ) -> None:
     """Score models by language and layer.
 
-    Tasks of encoders: tatoeba (finding translations), word_alignment (error rate of word links).
+    Tasks of encoders: tatoeba (finding translations), word_alignment (error rate of word links),
+    pos_probe and ner_probe (parts of speech and names, by a linear classifier of states that
+    learns from English).
     Tasks of folders with static vectors in one space, a file a language, such as `calque map`
     writes: lexicon_induction (finding words' translations), word_similarity (against people's).
     """
@@ -108,9 +110,10 @@ def _accept(
 
 def _tabulate(task: str, scores: list[Score]) -> tuple[Table, ...]:
     from calque.cli.alignment_tables import tabulate_pair_layers, tabulate_pairs
+    from calque.cli.probe_tables import tabulate_probe, tabulate_probe_layers
     from calque.cli.tables import tabulate_languages, tabulate_layers
     from calque.cli.vector_tables import tabulate_correlations, tabulate_precisions
-    from calque.tasks import lexicon_induction, word_alignment, word_similarity
+    from calque.tasks import lexicon_induction, tagging_probe, word_alignment, word_similarity
 
     if task == lexicon_induction.TASK:
         return (tabulate_precisions(scores),)
@@ -118,6 +121,8 @@ def _tabulate(task: str, scores: list[Score]) -> tuple[Table, ...]:
         return (tabulate_correlations(scores),)
     if task == word_alignment.TASK:
         return tabulate_pairs(scores), tabulate_pair_layers(scores)
+    if task in tagging_probe.MAIN_METRICS:
+        return tabulate_probe(scores), tabulate_probe_layers(scores)
     return tabulate_languages(scores), tabulate_layers(scores)
 
 
@@ -131,9 +136,10 @@ def _check_plot(path: Path, tasks: Mapping[str, object]) -> None:
 
 def _draw(scores: list[Score], path: Path) -> None:
     from calque.report.plots import plot_layers, save_plot
-    from calque.tasks import retrieval, word_alignment
+    from calque.tasks import retrieval, tagging_probe, word_alignment
 
     main = {word_alignment.TASK: ("aer", "AER (%)")}
+    main |= {task: (m, f"{m} (%)") for task, m in tagging_probe.MAIN_METRICS.items()}
     metric, label = main.get(scores[0].task, (retrieval.METRICS[0], "accuracy to English (%)"))
     save_plot(plot_layers(scores, metric, label=label), path)
     print(f"{path}: {label} by layer", file=sys.stderr)

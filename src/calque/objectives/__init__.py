@@ -13,6 +13,7 @@ from calque.objectives.denoising_alignment import (
     DenoisingAlignment,
     DenoisingAlignmentSettings,
 )
+from calque.objectives.distillation import Distillation, DistillationSettings
 from calque.objectives.linear_map import LinearMap, LinearMapSettings
 from calque.objectives.linked_words import LinkedWords, LinkedWordsSettings
 from calque.objectives.masked_lm import (
@@ -34,6 +35,7 @@ AnySettings = (
     | L2Settings
     | LinearMapSettings
     | StaticTargetSettings
+    | DistillationSettings
 )
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -46,6 +48,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "l2": Regression,
     "linear_map": LinearMap,
     "static_target": StaticTarget,
+    "distillation": Distillation,
 }
 
 

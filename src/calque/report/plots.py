@@ -1,4 +1,4 @@
-"""Pictures of scores: how models do from layer to layer."""
+"""Pictures of scores: how models do from layer to layer, and along training."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 MEAN = "mean"
 N_COLUMNS, PANEL_INCHES = 3, (3.6, 2.8)
+LEGEND_COLUMNS = 4
 # Told apart by the color-blind, and by their shapes in black and white (Okabe and Ito, 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP"
@@ -63,9 +64,40 @@ def plot_layers(scores: Sequence[Score], metric: str, *, label: str | None = Non
     figure.legend(
         *panels[0].get_legend_handles_labels(),
         loc="outside upper center",
-        ncols=len(names),
+        ncols=min(len(names), 1 + n_columns),
         frameon=False,
     )
+    return figure
+
+
+def plot_transfer(
+    curves: Mapping[str, Sequence[tuple[int, float, float]]], *, label: str = "score (%)"
+) -> Figure:
+    """Draw (step, source, others) of runs: others, source and the gap between, a line a run.
+
+    It is Figure 5 of MetaXLM (Chi et al., 2021).
+    """
+    from matplotlib.figure import Figure
+
+    if not any(curves.values()):
+        raise InputError("no transfer to draw", fix="train with a `probe` in the recipe")
+    width, height = PANEL_INCHES
+    figure = Figure(figsize=(3 * width, height + 0.6), layout="constrained")
+    panels = figure.subplots(1, 3)
+    names = shorten_names(curves)
+    for number, (run, points) in enumerate(curves.items()):
+        steps = [step for step, _, _ in points]
+        source, others = ([100 * point[side] for point in points] for side in (1, 2))
+        gap = [own - other for own, other in zip(source, others, strict=True)]
+        for panel, values in zip(panels, (others, source, gap), strict=True):
+            _draw_line(panel, steps, values, number, names[run])
+    for panel, title in zip(panels, ("other languages, mean", "source", "gap"), strict=True):
+        panel.set_title(title, fontsize="medium")
+    figure.supxlabel("step")
+    figure.supylabel(label)
+    handles = panels[0].get_legend_handles_labels()
+    columns = min(len(names), LEGEND_COLUMNS)
+    figure.legend(*handles, loc="outside upper center", ncols=columns, frameon=False)
     return figure
 
 
@@ -90,12 +122,20 @@ def shorten_names(models: Iterable[str]) -> dict[str, str]:
 
 
 def _draw_panel(panel: Axes, scores: Sequence[Score], names: Mapping[str, str]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     for number, (model, name) in enumerate(names.items()):
         points = sorted((s.layer or 0, 100 * s.value) for s in scores if s.model == model)
-        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-        layers, values = [x for x, _ in points], [y for _, y in points]
-        panel.plot(layers, values, color=color, marker=marker, markersize=4, label=name)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _draw_line(panel, [x for x, _ in points], [y for _, y in points], number, name)
+
+
+def _draw_line(
+    panel: Axes, steps: Sequence[int], values: Sequence[float], number: int, name: str
+) -> None:
+    """Draw the line of the model or run of a number, in its colour and shape."""
+    from matplotlib.ticker import MaxNLocator
+
+    # Beyond the colours, lines are dashed.
+    style = "-" if number < len(COLORS) else "--"
+    color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+    panel.plot(steps, values, style, color=color, marker=marker, markersize=4, label=name)
+    panel.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     panel.grid(alpha=0.3)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeAlias
 
 from calque.tasks.lexicon_induction import score_lexicon_induction
 from calque.tasks.retrieval import score_tatoeba
+from calque.tasks.tagging_probe import NER, POS, score_tagging_probe
 from calque.tasks.word_alignment import score_word_alignment
 from calque.tasks.word_similarity import score_word_similarity
 from calque.types import InputError, Score
@@ -16,6 +18,8 @@ Task: TypeAlias = Callable[..., list[Score]]
 ENCODER_TASKS: dict[str, Task] = {
     "tatoeba": score_tatoeba,
     "word_alignment": score_word_alignment,
+    POS: partial(score_tagging_probe, task=POS),
+    NER: partial(score_tagging_probe, task=NER),
 }
 VECTOR_TASKS: dict[str, Task] = {  # of static vectors, in a folder with a file a language
     "lexicon_induction": score_lexicon_induction,

@@ -14,6 +14,7 @@ from rich.console import Console
 from calque.text.files import write_atomically
 from calque.text.streams import seed_of
 from calque.training import checkpoints
+from calque.training.probing import open_probe, probe_if_due
 from calque.training.processes import average_figures, gather_tensor
 from calque.training.run import Run
 from calque.training.saving import finish_run, restore_run, save_run
@@ -59,6 +60,7 @@ class Trainer(Run):
 
     def __init__(self, recipe: Recipe, text: Path, folder: Path) -> None:
         super().__init__(recipe, text, folder)
+        self.probe = open_probe(self)
         self.stop = StopRequest()
 
     def run(self, *, resume: bool = False) -> Path:
@@ -87,11 +89,15 @@ class Trainer(Run):
                 telemetry.say(f"{name}: {pair.describe()}")
             for fault in self.faults:
                 telemetry.say(f"warning: {fault}")
+            if self.probe is not None:
+                telemetry.say(f"probe: {self.probe.describe()}")
             self._go(telemetry)
             return finish_run(self)
 
     def _go(self, telemetry: Telemetry) -> None:
         """Take the remaining steps."""
+        if self.step == 0:
+            probe_if_due(self, self.probe, telemetry)
         loaders = self._open_loaders()
         try:
             while self.step < self.recipe.schedule.steps:
@@ -102,7 +108,7 @@ class Trainer(Run):
             loaders.clear()  # ends their workers even while an error holds on to this frame
 
     def _do_what_is_due(self, figures: Figures, telemetry: Telemetry) -> None:
-        """Tell, validate, save and stop between two steps."""
+        """Tell, validate, probe, save and stop between two steps."""
         recipe = self.recipe
         last = self.step == recipe.schedule.steps
         if self.on_cpu:
@@ -113,6 +119,7 @@ class Trainer(Run):
         if last or self.step % recipe.checkpoints.validate_every == 0:
             with telemetry.paused():
                 self._validate(telemetry)
+        probe_if_due(self, self.probe, telemetry)
         stopping = not last and self._asked_to_stop()
         is_due = last or self.step % recipe.checkpoints.every == 0
         if is_due or stopping or self.best_score is not None:

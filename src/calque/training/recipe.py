@@ -25,6 +25,7 @@ from pydantic import (
 
 from calque.objectives import AnySettings
 from calque.text.cleaning import CleaningRules
+from calque.training.probe_settings import ProbeSection
 from calque.training.recipe_errors import describe_error, suggest
 from calque.types import InputError
 
@@ -231,6 +232,8 @@ class Recipe(Section):
     average: AverageSection = AverageSection()
     checkpoints: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()
+    # Measures transfer along training, and changes nothing of it.
+    probe: ProbeSection | None = None
 
     @model_validator(mode="after")
     def _one_final_model(self) -> Recipe:
@@ -242,7 +245,7 @@ class Recipe(Section):
 
     def fingerprint(self) -> str:
         """Identify everything that a resumed run must share with the run it resumes."""
-        content = self.model_dump(exclude={"telemetry", "engine", "checkpoints"})
+        content = self.model_dump(exclude={"telemetry", "engine", "checkpoints", "probe"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_yaml(self) -> str:

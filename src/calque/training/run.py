@@ -169,6 +169,7 @@ class Run:
 def _read_examples(stream: BatchStream[Any]) -> Iterator[tuple[Ragged, ...]]:
     """Give the examples of a stream's batches as they are before collation."""
     bare = BatchStream(stream.corpora, stream.plan, lambda sides, generator: sides, stream.seed)
+    bare.numbers = stream.numbers  # those who need languages get their numbers here, too
     for _, sides in bare.walk(Place(), lambda number: True):
         assert sides is not None  # all are wanted
         yield sides

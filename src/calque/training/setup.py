@@ -13,11 +13,13 @@ import torch
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model, find_folder
 from calque.objectives import OBJECTIVES
+from calque.objectives.distillation import DistillationSettings
 from calque.text.files import write_atomically
 from calque.text.preparation import PreparedCorpus, open_prepared, prepare_corpora, read_hold_out
 from calque.text.tokenization import load_tokenizer
 from calque.text.tokenizer_training import train_on_sources
 from calque.training.data import cleaning_rules, find_sources
+from calque.training.probe_settings import anchor_probe
 from calque.training.processes import join_processes
 from calque.types import InputError
 
@@ -117,15 +119,24 @@ def _stamp_tokenizer(recipe: Recipe) -> str:
 
 
 def anchor_paths(recipe: Recipe, base: Path) -> Recipe:
-    """Make the folders of a model and a tokenizer beside the recipe findable from anywhere."""
+    """Make folders and files beside the recipe findable from anywhere."""
     start = {"start": _beside(recipe.model.start, base)}
     path = {"path": _beside(recipe.tokenizer.path, base)}
     return recipe.model_copy(
         update={
             "model": recipe.model.model_copy(update=start),
             "tokenizer": recipe.tokenizer.model_copy(update=path),
+            "objectives": [_anchor_teacher(settings, base) for settings in recipe.objectives],
+            "probe": anchor_probe(recipe.probe, base),
         }
     )
+
+
+def _anchor_teacher(settings: AnySettings, base: Path) -> AnySettings:
+    """Find an objective's teacher beside the recipe, if it has one."""
+    if not isinstance(settings, DistillationSettings):
+        return settings
+    return settings.model_copy(update={"teacher": _beside(settings.teacher, base)})
 
 
 def open_text(folder: Path) -> tuple[list[PreparedCorpus], PreTrainedTokenizerFast]:

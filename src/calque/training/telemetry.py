@@ -35,7 +35,9 @@ from calque.types import InputError, MissingExtra
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
-TRAIN, VALIDATION = "train", "validation"
+TRAIN, VALIDATION, PROBE = "train", "validation", "probe"
+# Figures of a probe: the source language, the mean of the others, the difference, all by name.
+PROBE_SOURCE, PROBE_OTHERS, PROBE_GAP, PROBE_LANGUAGE = "source", "others", "gap", "score/"
 
 Row = dict[str, Any]
 Clock = Callable[[], float]
@@ -91,6 +93,10 @@ class Telemetry:
         """Record what validation found after a step."""
         self._send(VALIDATION, step, {**figures, "seconds": self._clock() - self._begin})
 
+    def log_probe(self, step: int, figures: Mapping[str, float]) -> None:
+        """Record what the probe of transfer found after a step."""
+        self._send(PROBE, step, {**figures, "seconds": self._clock() - self._begin})
+
     def say(self, text: str) -> None:
         """Tell the reader of the screen something."""
         for sink in self._sinks:
@@ -135,7 +141,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Writes every figure as a TensorBoard scalar `train/…` or `validation/…`."""
+    """Writes every figure as a TensorBoard scalar: `train/…`, `validation/…`, `probe/…`."""
 
     def __init__(self, folder: Path, start_step: int) -> None:
         try:
@@ -177,9 +183,9 @@ class Bar:
         self._progress.start()
 
     def write(self, row: Row) -> None:
-        """Move the bar, or print a validation row above it."""
-        if row["kind"] == VALIDATION:
-            self.say(f"step {row['step']} · validation · {describe(row)}")
+        """Move the bar, or print a row of another kind above it."""
+        if row["kind"] != TRAIN:
+            self.say(f"step {row['step']} · {row['kind']} · {describe(row)}")
         else:
             self._progress.update(self._task, completed=row["step"], figures=describe(row))
 
@@ -204,9 +210,9 @@ class PlainLines:
         self._untold: Row | None = None
 
     def write(self, row: Row) -> None:
-        """Print a row if it is time, or if it is a validation row."""
-        if row["kind"] == VALIDATION:
-            self.say(f"step {row['step']} · validation · {describe(row)}")
+        """Print a row if it is time, or if it is no step of training."""
+        if row["kind"] != TRAIN:
+            self.say(f"step {row['step']} · {row['kind']} · {describe(row)}")
             return
         self._untold = row
         if self._clock() >= self._due:
@@ -308,7 +314,8 @@ def describe(row: Row) -> str:
     >>> describe({"loss/mlm": 2.34567, "lr": 3e-4, "tokens_per_second": 1.21e6})
     'loss/mlm 2.346 · lr 0.0003 · 1.21M tokens/s'
     """
-    shown = {k: v for k, v in row.items() if k not in ("kind", "step", "tokens", "seconds")}
+    left_out = ("kind", "step", "tokens", "seconds", *filter(_is_language, row))
+    shown = {k: v for k, v in row.items() if k not in left_out}
     speed = shown.pop("tokens_per_second", None)
     names = sorted(shown, key=lambda name: not name.startswith("loss"))
     parts = [f"{name} {shown[name]:.4g}" for name in names]
@@ -336,6 +343,11 @@ def format_seconds(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}"
+
+
+def _is_language(name: str) -> bool:
+    """Tell the figures of single languages, of which there may be too many for a line."""
+    return name.startswith(PROBE_LANGUAGE)
 
 
 def _print(console: Console, text: str) -> None:

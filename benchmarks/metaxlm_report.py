@@ -1,0 +1,339 @@
+"""Tables and pictures of what benchmarks/metaxlm.py has found; it is called from there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Methods = dict[str, list[dict[str, Any]]]
+    Results = dict[str, Methods]
+    Values = npt.NDArray[np.float64]
+
+OWN, MINILM, MONO = "own", "minilm", "mono"
+TITLES = {
+    "xlm": "XLM, from scratch",
+    "metaxlm": "MetaXLM",
+    "dict": "MetaXLM + Dict",
+    "body": "body alone",
+    "embeddings": "embeddings alone",
+    "frozen": "MetaXLM, frozen body",
+    "kd": "XLM + KD",
+}
+BASE = "xlm"
+# What the paper finds: the first above the second.
+CLAIMS = (
+    ("Table 1", "metaxlm", "xlm"),
+    ("Table 1", "dict", "metaxlm"),
+    ("Table 3", "kd", "xlm"),
+    ("Table 3", "metaxlm", "kd"),
+    ("Table 4", "metaxlm", "frozen"),
+    ("Table 5", "metaxlm", "body"),
+    ("Table 5", "metaxlm", "embeddings"),
+)
+LOSS, POS, NER, TATOEBA, AER = "loss", "pos", "ner", "tatoeba", "aer"
+MEASURES = {
+    POS: "POS of other languages",
+    NER: "NER of other languages",
+    TATOEBA: "Tatoeba",
+    AER: "AER",
+}
+# Whether more is better.
+SIGNS = {LOSS: -1, POS: 1, NER: 1, TATOEBA: 1, AER: -1}
+EARLY, LATE = 20, 60  # percent of the steps
+
+
+# Results.
+
+
+def unpack_results(out: Path) -> None:
+    """Take results out of a bundle that another machine has left, where they are not there yet."""
+    bundle = out / "study.json"
+    if bundle.exists():
+        for name, result in json.loads(bundle.read_text())["cells"].items():
+            path = out / "cells" / f"{name}.json"
+            if not path.exists():
+                path.write_text(json.dumps(result))
+
+
+def read_results(out: Path) -> Results:
+    """Read what runs have left, by start and method in the order of their declaration."""
+    (out / "cells").mkdir(parents=True, exist_ok=True)
+    unpack_results(out)
+    paths = sorted((out / "cells").glob("*.json"))
+    cells = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    (out / "study.json").write_text(json.dumps({"cells": cells}) + "\n", encoding="utf-8")
+    found: Results = {}
+    for start in (OWN, MINILM):
+        for method in TITLES:
+            mine = [c for c in cells.values() if (c["start"], c["method"]) == (start, method)]
+            if mine:
+                found.setdefault(start, {})[method] = mine
+    return found
+
+
+def collect(runs: Iterable[dict[str, Any]], measure: str, language: str | None = None) -> Values:
+    """Give runs × layers: of a language, or the mean of those that are not English."""
+    tables = [run["scores"][measure] for run in runs]
+    if language is not None:
+        return np.array([table[language] for table in tables])
+    return np.array(
+        [np.mean([v for name, v in table.items() if name != "en"], axis=0) for table in tables]
+    )
+
+
+def find_loss(run: dict[str, Any], percent: int) -> float:
+    """Give the loss on text kept aside after a share of the steps, or the next one measured."""
+    due = run["steps"] * percent / 100
+    return float(next(loss for step, loss in run["curves"][LOSS] if step >= due))
+
+
+def find_best(values: Values, measure: str) -> int:
+    """Give the layer that is best on average."""
+    return int((SIGNS[measure] * values.mean(axis=0)).argmax())
+
+
+def at_best(runs: Sequence[dict[str, Any]], measure: str) -> tuple[Values, int]:
+    """Give the scores of runs at their method's best layer, and which that is."""
+    values = collect(runs, measure)
+    layer = find_best(values, measure)
+    return values[:, layer], layer
+
+
+def show(values: Values, before: Values | None, measure: str, digits: int = 1) -> str:
+    """Write mean ± deviation, the difference from before, and whether it exceeds the deviation."""
+    mean = values.mean()
+    spread = values.std(ddof=1) if len(values) > 1 else None
+    shown = f"{mean:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
+    if before is None:
+        return shown
+    change = mean - before.mean()
+    mark = ""
+    if spread is not None and abs(change) > max(
+        spread, before.std(ddof=1) if len(before) > 1 else 0
+    ):
+        mark = " ↑" if SIGNS[measure] * change > 0 else " ↓"
+    return f"{shown} ({change:+.{digits}f}{mark})".replace("-", "−")
+
+
+# The report.
+
+
+def write_report(out: Path, path: Path | None = None) -> None:
+    """Write tables and pictures of all results that there are, by default into OUT/study.md."""
+    results = read_results(out)
+    path = path or out / "study.md"
+    parts = ["# MetaXLM in small", describe_runs(results)]
+    for start, methods in results.items():
+        parts += [f"## From {start}", describe_start(out, start, methods)]
+        parts += [tabulate_summary(methods), compare_losses(methods)]
+        parts += [f"![]({picture.name})" for picture in draw_pictures(start, methods, path)]
+        parts += [f"### The paper's order, {start}", tabulate_claims(methods)]
+        for measure, title in MEASURES.items():
+            parts += [f"### {title} by layer, {start}", tabulate_layers(methods, measure)]
+        for measure in (POS, NER):
+            title = MEASURES[measure].partition(" ")[0]
+            parts += [f"### {title} by language, {start}", tabulate_languages(methods, measure)]
+        parts += [f"### Transfer along training, {start}", tabulate_transfer(methods)]
+    path.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+    n_runs = sum(len(runs) for methods in results.values() for runs in methods.values())
+    print(f"{path}: {n_runs} runs")
+
+
+def describe_runs(results: Results) -> str:
+    """Say what was run, and how to read the tables."""
+    runs = [run for methods in results.values() for mine in methods.values() for run in mine]
+    if not runs:
+        return "No results yet."
+    steps = ", ".join(f"{n:,}" for n in sorted({run["steps"] for run in runs}))
+    devices = ", ".join(sorted({run["device"] for run in runs}))
+    sizes = ", ".join(f"{n:,}" for n in sorted({run["batch_tokens"] for run in runs}))
+    rates = ", ".join(f"{rate:g}" for rate in sorted({run["rate"] for run in runs}))
+    names = {measure: ", ".join(runs[0]["scores"][measure]) for measure in (TATOEBA, AER, POS, NER)}
+    return f"""{len(runs)} runs of {steps} steps of {sizes} tokens, highest learning rate {rates},
+on {devices}. Means ± standard deviations over seeds (ddof 1); in brackets the difference from XLM;
+↑ better and ↓ worse by more than one standard deviation of either. Best layers are the best of
+these tests, by the mean over the seeds. POS: {names[POS]}. NER: {names[NER]}.
+Tatoeba: {names[TATOEBA]}. AER: {names[AER]}."""
+
+
+def describe_start(out: Path, start: str, methods: Methods) -> str:
+    """Say how well the English model learnt, and how much of the vocabulary starts matched."""
+    lines = []
+    path = out / "cells" / f"{OWN}-{MONO}-1.json"
+    if start == OWN and path.exists():
+        mono = json.loads(path.read_text(encoding="utf-8"))
+        lines.append(f"English model: {mono['steps']:,} steps, loss {find_loss(mono, 100):.2f}.")
+    for method in ("metaxlm", "dict"):
+        rules = methods[method][0]["growth"]["rules"] if method in methods else None
+        if rules:
+            n_rows = sum(rules.values())
+            shown = ", ".join(f"{name} {n:,}" for name, n in rules.items() if n)
+            matched = 100 * (1 - rules["unmatched"] / n_rows)
+            lines.append(f"{TITLES[method]}: {matched:.0f} % of {n_rows:,} rows matched ({shown}).")
+    return " ".join(lines)
+
+
+def tabulate_summary(methods: Methods) -> str:
+    """Compare methods: losses, probes in English and elsewhere, retrieval, word alignment."""
+    header = ["", "seeds", *(f"loss at {p} %" for p in (EARLY, LATE, 100))]
+    header += [f"{task} {what}" for task in ("POS", "NER") for what in ("en", "others", "gap")]
+    header += ["Tatoeba", "AER", "tokens/s", "seconds"]
+    rows = []
+    base = methods.get(BASE)
+    for method, runs in methods.items():
+        others = None if method == BASE else base
+        cells = [TITLES[method], str(len(runs))]
+        for percent in (EARLY, LATE, 100):
+            mine, theirs = (
+                side and np.array([find_loss(run, percent) for run in side])
+                for side in (runs, others)
+            )
+            cells.append(show(mine, theirs, LOSS, 2))
+        for measure in (POS, NER):
+            cells += show_probe(runs, others, measure)
+        for measure in (TATOEBA, AER):
+            values, layer = at_best(runs, measure)
+            before = others and at_best(others, measure)[0]
+            cells.append(f"{show(values, before, measure)} at {layer}")
+        speed = np.mean([run["curves"]["tokens_per_second"][0][1] for run in runs])
+        seconds = np.mean([sum(run["seconds"].values()) for run in runs])
+        rows.append([*cells, f"{speed:,.0f}", f"{seconds:.0f}"])
+    return make_table(header, rows)
+
+
+def show_probe(
+    runs: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]] | None, measure: str
+) -> list[str]:
+    """Write English, the others and the gap, all at the layer that is best for the others."""
+    sides = []
+    for side in (runs, base):
+        if side:
+            others, layer = at_best(side, measure)
+            own = collect(side, measure, "en")[:, layer]
+            sides.append((own, others, own - others))
+    before = sides[1] if len(sides) > 1 else (None, None, None)
+    layer = at_best(runs, measure)[1]
+    own, others, gap = (show(*pair, measure) for pair in zip(sides[0], before, strict=True))
+    return [own, f"{others} at {layer}", gap.replace(" ↑", "").replace(" ↓", "")]
+
+
+def compare_losses(methods: Methods) -> str:
+    """Compare what grown models reach early with what XLM reaches late."""
+    if BASE not in methods:
+        return ""
+    late = np.mean([find_loss(run, LATE) for run in methods[BASE]])
+    lines = [f"Loss of XLM at {LATE} % of the steps: {late:.3f}. At {EARLY} %:"]
+    for method, runs in methods.items():
+        early = np.mean([find_loss(run, EARLY) for run in runs])
+        word = "below" if early < late else "not below"
+        lines.append(f"- {TITLES[method]}: {early:.3f}, {word}")
+    return "\n".join([lines[0], "", *lines[1:]])
+
+
+def tabulate_claims(methods: Methods) -> str:
+    """Say where the paper's order holds: by paired seeds, beyond one standard deviation."""
+    rows = []
+    for table, better, worse in CLAIMS:
+        if not {better, worse} <= methods.keys():
+            continue
+        cells = [f"{TITLES[better]} above {TITLES[worse]} ({table})"]
+        for measure in MEASURES:
+            one, other = (scores_by_seed(methods[name], measure) for name in (better, worse))
+            seeds = sorted(one.keys() & other.keys())
+            gain = SIGNS[measure] * np.array([one[seed] - other[seed] for seed in seeds])
+            cells.append(judge(gain))
+        rows.append(cells)
+    return make_table(["gain, more is better", *MEASURES.values()], rows)
+
+
+def scores_by_seed(runs: Sequence[dict[str, Any]], measure: str) -> dict[int, float]:
+    """Give the scores at a method's best layer, by seed."""
+    return dict(zip((run["seed"] for run in runs), at_best(runs, measure)[0], strict=True))
+
+
+def judge(gain: Values) -> str:
+    """Tell a gain from none: by the mean over seeds, beyond one standard deviation."""
+    if not len(gain):
+        return "–"
+    spread = gain.std(ddof=1) if len(gain) > 1 else np.inf
+    verdict = "open"
+    if abs(gain.mean()) > spread:
+        verdict = "holds" if gain.mean() > 0 else "reversed"
+    return f"{gain.mean():+.1f}, {verdict}".replace("-", "−")
+
+
+def tabulate_layers(methods: Methods, measure: str) -> str:
+    """Compare methods layer by layer."""
+    rows, width = [], 0
+    for method, runs in methods.items():
+        columns = collect(runs, measure).T
+        width = len(columns)
+        rows.append([TITLES[method], *(show(column, None, measure) for column in columns)])
+    return make_table(["layer", *map(str, range(width))], rows)
+
+
+def tabulate_languages(methods: Methods, measure: str) -> str:
+    """Compare methods language by language, each at the layer that is its best."""
+    languages = list(next(iter(methods.values()))[0]["scores"][measure])
+    rows = []
+    for method, runs in methods.items():
+        layer = at_best(runs, measure)[1]
+        values = [collect(runs, measure, name)[:, layer].mean() for name in languages]
+        rows.append([TITLES[method], str(layer), *(f"{value:.1f}" for value in values)])
+    return make_table(["", "layer", *languages], rows)
+
+
+def average_transfer(runs: Sequence[dict[str, Any]]) -> list[tuple[int, float, float]]:
+    """Average the curves of several seeds over the steps that all have."""
+    curves = np.array([run["curves"]["transfer"] for run in runs])
+    return [(int(step), float(own), float(other)) for step, own, other in curves.mean(axis=0)]
+
+
+def tabulate_transfer(methods: Methods) -> str:
+    """Write English, others and gap at every step probed."""
+    curves = {method: average_transfer(runs) for method, runs in methods.items()}
+    steps = [step for step, _, _ in next(iter(curves.values()))]
+    rows = [
+        [
+            TITLES[method],
+            *(f"{100 * a:.1f} − {100 * b:.1f} = {100 * (a - b):.1f}" for _, a, b in curve),
+        ]
+        for method, curve in curves.items()
+    ]
+    return make_table(["step", *(f"{step:,}" for step in steps)], rows)
+
+
+def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a table in Markdown, figures to the right."""
+    rule = ["---", *["--:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
+
+
+def draw_pictures(start: str, methods: Methods, report: Path) -> list[Path]:
+    """Draw transfer along training and all measures by layer, if there is matplotlib."""
+    from calque.report.plots import check_plot, plot_layers, plot_transfer, save_plot
+    from calque.types import MissingExtra, Score
+
+    paths = [report.with_name(f"{report.stem}-{start}-{kind}.png") for kind in ("gap", "layers")]
+    try:
+        check_plot(paths[0])
+    except MissingExtra as error:
+        print(f"no pictures: {error}")
+        return []
+    curves = {TITLES[method]: average_transfer(runs) for method, runs in methods.items()}
+    save_plot(plot_transfer(curves, label="POS accuracy (%)"), paths[0])
+    scores = [
+        Score(TITLES[method], "", title, "percent", float(value) / 100, len(runs), layer)
+        for measure, title in MEASURES.items()
+        for method, runs in methods.items()
+        for layer, value in enumerate(collect(runs, measure).mean(axis=0))
+    ]
+    save_plot(plot_layers(scores, "percent", label="%"), paths[1])
+    return paths

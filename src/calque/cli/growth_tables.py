@@ -1,0 +1,98 @@
+"""What a grown model started from, for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from calque.models.vocabulary import RULES, UNMATCHED
+from calque.tools.growth_report import weigh_others
+
+if TYPE_CHECKING:
+    from calque.tools.growth_report import Example, GrowReport, MatchReport, TextShare
+
+N_EXAMPLES, N_SCRIPTS = 4, 20
+MATCHED = RULES[2:]
+SHORT = {"normalized": "normal.", "dictionary": "dict.", "composed": "comp."}
+WITHOUT = "without: if there were no dictionaries"
+
+
+def tabulate_rules(match: MatchReport) -> Table:
+    """Show the rows of each rule, and what they would be without dictionaries."""
+    table = Table(title="rows by rule", caption=WITHOUT)
+    for name in ("rule", "rows", "%", "without", "for example"):
+        table.add_column(name, justify="left" if name in ("rule", "for example") else "right")
+    n_rows = sum(match.rules.values()) or 1
+    for rule in (*RULES[1:], RULES[UNMATCHED]):
+        n, without = match.rules[rule], match.rules_without[rule]
+        examples = ", ".join(map(_show_example, match.examples[rule][:N_EXAMPLES]))
+        table.add_row(rule, f"{n:,}", f"{100 * n / n_rows:.1f}", f"{without:,}", escape(examples))
+    return table
+
+
+def tabulate_scripts(match: MatchReport) -> Table:
+    """Show how much of each script's rows was matched, and by which rule."""
+    table = Table(title="rows by script (%)")
+    table.add_column("script")
+    for name in ("rows", "matched", *map(_shorten, MATCHED)):
+        table.add_column(name, justify="right")
+    for script, rules in list(match.scripts.items())[:N_SCRIPTS]:
+        n_rows = sum(rules.values())
+        shares = [100 * rules[rule] / n_rows for rule in MATCHED]
+        cells = [f"{share:.1f}" for share in (sum(shares), *shares)]
+        table.add_row(script, f"{n_rows:,}", *cells)
+    if len(match.scripts) > N_SCRIPTS:
+        table.caption = f"and {len(match.scripts) - N_SCRIPTS} scripts with fewer rows"
+    return table
+
+
+def tabulate_texts(match: MatchReport, language: str) -> Table:
+    """Show how much of each text starts matched, by token."""
+    table = Table(title="tokens of texts whose row starts matched (%)", caption=WITHOUT)
+    table.add_column("text")
+    for name in ("tokens", "matched", "without", *map(_shorten, MATCHED)):
+        table.add_column(name, justify="right")
+    for text in match.texts:
+        table.add_row(*_text_cells(text))
+    if len(match.texts) > 1 and (others := weigh_others(match.texts, language)) is not None:
+        table.add_section()
+        table.add_row(*_text_cells(others), style="bold")
+    return table
+
+
+def describe_growth(report: GrowReport) -> list[str]:
+    """Say in a few words what was made of what."""
+    notes = [f"{report.n_rows:,} rows for {report.n_mono_rows:,}"]
+    if report.match is None:
+        notes.append("embeddings new")
+    else:
+        notes.append(f"{100 * report.match.matched:.1f} % matched")
+        n_entries = sum(use.n_entries for use in report.match.dictionaries)
+        n_used = sum(use.n_used for use in report.match.dictionaries)
+        if n_entries:
+            notes.append(f"{n_used:,} of {n_entries:,} dictionary entries have a piece")
+        if report.match.n_unspelled:
+            notes.append(f"{report.match.n_unspelled:,} translations unknown to the model")
+    notes.append("body copied" if report.initialize in ("both", "body") else "body new")
+    if not report.has_head:
+        notes.append("no language-modelling head in the checkpoint: it is new")
+    lost = [new for new, old in report.special.values() if old is None]
+    if lost:
+        notes.append(f"special tokens without a counterpart: {' '.join(dict.fromkeys(lost))}")
+    return notes
+
+
+def _shorten(rule: str) -> str:
+    return SHORT.get(rule, rule)
+
+
+def _show_example(example: Example) -> str:
+    origin = "/".join(example.meanings[:3]) or " ".join(example.sources[:3])
+    return f"{example.piece} → {origin}" if origin else example.piece
+
+
+def _text_cells(text: TextShare) -> list[str]:
+    shares = [text.matched, text.matched_without, *(text.rules[rule] for rule in MATCHED)]
+    return [text.name, f"{text.n_tokens:,}", *(f"{100 * share:.1f}" for share in shares)]

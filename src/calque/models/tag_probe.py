@@ -1,0 +1,176 @@
+"""A probe of transfer: tags learnt from frozen states in one language, predicted in all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from calque.models.first_pieces import WordLayout, encode_words, lay_out_words
+from calque.models.linear_tagger import fit_tagger
+from calque.text.spans import OUTSIDE, check_span_tags, count_spans
+from calque.text.tagged import NO_TAG, TaggedSentence
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from calque.models.encoder import Encoder
+    from calque.models.linear_tagger import LinearTagger
+
+    IntArray = npt.NDArray[np.int64]
+
+# "accuracy" is the share of words whose tag is right, "span_f1" of B-, I- and O tags the F1 of
+# whole spans.
+Metric = Literal["accuracy", "span_f1"]
+UNTAGGED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TransferScores:
+    """The score of every language, and how far the others stay behind the source."""
+
+    source: str
+    scores: dict[str, float]
+
+    @property
+    def own(self) -> float:
+        """Give the score of the language that the tagger learnt from."""
+        return self.scores[self.source]
+
+    @property
+    def others(self) -> float:
+        """Give the mean score of the other languages."""
+        return float(np.mean([v for name, v in self.scores.items() if name != self.source]))
+
+    @property
+    def gap(self) -> float:
+        """Subtract the mean of the others from the source (Hu et al., 2020).
+
+        >>> TransferScores("en", {"en": 0.75, "de": 0.5, "sw": 0.25}).gap
+        0.375
+        """
+        return self.own - self.others
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Sentences laid out, the number of each word's tag (−1: none), words a sentence."""
+
+    layout: WordLayout
+    tags: IntArray
+    lengths: IntArray
+
+    @property
+    def is_tagged(self) -> npt.NDArray[np.bool_]:
+        return np.not_equal(self.tags, UNTAGGED)
+
+
+class TagProbe:
+    """Fits a linear tagger on the source language's words and scores it in all languages.
+
+    A word is its first subword's state. What an encoder's tokenizer makes of the sentences is
+    computed once; `measure` may be called again and again while the encoder is trained. A word
+    whose tag the source does not have, and one without subwords, counts as wrong.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        train: Sequence[TaggedSentence],
+        tests: Mapping[str, Sequence[TaggedSentence]],
+        *,
+        source: str,
+        metric: Metric = "accuracy",
+    ) -> None:
+        _check_languages(source, tests)
+        self.source, self.metric = source, metric
+        known = _tags_of(train)
+        everywhere = sorted(set(chain.from_iterable(map(_tags_of, tests.values()))))
+        extra = [OUTSIDE] if metric == "span_f1" else []
+        # The classes of the tagger come first.
+        self.names = list(dict.fromkeys([*known, *everywhere, *extra]))
+        self.n_classes = len(known)
+        if metric == "span_f1":
+            check_span_tags(self.names)
+        if self.n_classes < 2:
+            raise InputError(f"the probe's {source} has {self.n_classes} tags", fix="give two")
+        numbers = {name: number for number, name in enumerate(self.names)} | {NO_TAG: UNTAGGED}
+        self.train = _lay_out(encoder, train, numbers)
+        self.tests = {name: _lay_out(encoder, test, numbers) for name, test in tests.items()}
+        for name, text in self.tests.items():
+            if not text.is_tagged.any():
+                raise InputError(f"the probe's {name} has no tags", fix="give a tagged file")
+
+    def measure(self, encoder: Encoder, layers: Sequence[int]) -> dict[int, TransferScores]:
+        """Score an encoder at some layers; it is read in evaluation mode and left as it was."""
+        was_training = encoder.training
+        encoder.eval()
+        try:
+            taggers = self._fit(encoder, layers)
+            scores: dict[int, dict[str, float]] = {layer: {} for layer in layers}
+            for language, text in self.tests.items():
+                states = encode_words(encoder, text.layout, layers)
+                for layer, tagger, here in zip(layers, taggers, states, strict=True):
+                    found = tagger.predict(here).cpu().numpy()
+                    scores[layer][language] = self._score(text, found)
+        finally:
+            encoder.train(was_training)
+        return {layer: TransferScores(self.source, by_name) for layer, by_name in scores.items()}
+
+    def describe(self) -> str:
+        """Say what is learnt, what is scored, and what cannot be right."""
+        words = {name: int(text.is_tagged.sum()) for name, text in self.tests.items()}
+        shown = f"{len(self.train.lengths):,} sentences of {self.source} with {self.n_classes} tags"
+        shown += f", tests of {len(words)} languages with {sum(words.values()):,} words"
+        foreign = Counter[str]()
+        for text in self.tests.values():
+            foreign.update(text.tags[text.tags >= self.n_classes].tolist())
+        if foreign:
+            names = " ".join(sorted(self.names[int(number)] for number in foreign))
+            shown += f"; {foreign.total():,} have tags unknown in {self.source} ({names})"
+        texts = [self.train, *self.tests.values()]
+        n_bare = sum(int((~text.layout.has_pieces).sum()) for text in texts)
+        n_untagged = sum(int((~text.is_tagged).sum()) for text in texts)
+        if n_bare:
+            shown += f"; {n_bare:,} words have no subword"
+        return shown + (f"; {n_untagged:,} words without a tag left out" if n_untagged else "")
+
+    def _fit(self, encoder: Encoder, layers: Sequence[int]) -> list[LinearTagger]:
+        usable = torch.from_numpy(self.train.is_tagged & self.train.layout.has_pieces)
+        states = encode_words(encoder, self.train.layout, layers)
+        usable = usable.to(states[0].device)
+        labels = torch.from_numpy(self.train.tags).to(usable.device)[usable]
+        return [fit_tagger(one[usable], labels, self.n_classes) for one in states]
+
+    def _score(self, text: _Text, found: IntArray) -> float:
+        if self.metric == "span_f1":
+            found = np.where(text.layout.has_pieces, found, self.names.index(OUTSIDE))
+            return count_spans(text.tags, found, self.names, text.lengths).f1
+        right = (found == text.tags) & text.layout.has_pieces
+        return float(right[text.is_tagged].mean())
+
+
+def _check_languages(source: str, tests: Mapping[str, object]) -> None:
+    if source not in tests:
+        raise InputError(f"the probe has no test of its source {source!r}", fix="add one")
+    if len(tests) < 2:
+        raise InputError(f"the probe has no language beside {source!r}", fix="add one")
+
+
+def _tags_of(sentences: Sequence[TaggedSentence]) -> list[str]:
+    return sorted({tag for sentence in sentences for tag in sentence.tags} - {NO_TAG})
+
+
+def _lay_out(
+    encoder: Encoder, sentences: Sequence[TaggedSentence], numbers: Mapping[str, int]
+) -> _Text:
+    words = [sentence.words for sentence in sentences]
+    tags = np.array([numbers[tag] for s in sentences for tag in s.tags], dtype=np.int64)
+    lengths = np.array(list(map(len, words)), dtype=np.int64)
+    return _Text(lay_out_words(encoder, words), tags, lengths)

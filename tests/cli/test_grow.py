@@ -1,0 +1,89 @@
+"""`calque grow`."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from calque.cli import run
+from calque.cli.grow import expand
+from calque.types import InputError
+
+TOYS = runpy.run_path(str(Path(__file__).parents[1] / "toy_tokenizers.py"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A new tokenizer, two dictionaries that lead to the tiny model's pieces, and a text."""
+    pieces = ["▁the", "▁The", "▁Hund", "▁и", "s", ".", "▁zzz", "▁[x]"]
+    TOYS["sentence_piece"](pieces).save_pretrained(tmp_path / "new")
+    (tmp_path / "en-de.txt").write_text("the Hund\n", encoding="utf-8")
+    (tmp_path / "en-ru.txt").write_text("the и\n", encoding="utf-8")
+    (tmp_path / "de.txt").write_text("The Hund .\n", encoding="utf-8")
+    (tmp_path / "ru.txt").write_text("и zzz\n", encoding="utf-8")
+    return tmp_path
+
+
+def call(mono: Path, folder: Path, *more: str) -> int:
+    out = str(folder / "out")
+    return run(["grow", str(mono), "--tokenizer", str(folder / "new"), "-o", out, *more])
+
+
+def test_grow(tiny_folder: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    patterns = ["--dictionary", str(folder / "en-*.txt"), "--text", str(folder / "??.txt")]
+    assert call(tiny_folder, folder, *patterns, "--unmatched", "normal", "--seed", "3") == 0
+    said = capsys.readouterr()
+    for part in ("rows by rule", "▁Hund → the", "Cyrillic", "others", "de", "▁[x]"):
+        assert part in said.out
+    assert "out: 13 rows for 1,500" in said.err
+    assert "1 of 2 dictionary entries have a piece, body copied" in said.err
+    report = json.loads((folder / "out" / "growth.json").read_text("utf-8"))
+    assert (report["seed"], report["unmatched"]) == (3, "normal")
+    assert [text["name"] for text in report["match"]["texts"]] == ["de", "ru"]
+    assert report["match"]["texts"][1]["matched"] == 0.5
+
+
+def test_the_body_alone(
+    tiny_folder: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(tiny_folder, folder, "--initialize", "body") == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "embeddings new, body copied" in said.err
+    assert call(tiny_folder, folder, "--initialize", "none", "--overwrite") == 0
+    assert "embeddings new, body new" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--initialize", "all"], "initialize all does not exist (choose from: both, body,"),
+        (["--dictionary", "HERE/no-*.txt"], "no-*.txt: no such file (check the path)"),
+        (["--language", "fr", "--dictionary", "HERE/en-de.txt"], "no column of 'fr'"),
+        (["--initialize", "body", "--text", "HERE/de.txt"], "texts with initialize body"),
+    ],
+)
+def test_bad_options(
+    tiny_folder: Path,
+    folder: Path,
+    options: list[str],
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = [option.replace("HERE", str(folder)) for option in options]
+    assert call(tiny_folder, folder, *options) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert problem in line
+    assert not (folder / "out").exists()
+
+
+def test_patterns_name_each_file_once(folder: Path) -> None:
+    both = [str(folder / "en-de.txt"), str(folder / "en-ru.txt")]
+    assert expand([str(folder / "en-*.txt"), both[0]]) == both
+    (folder / "en-[x].txt").touch()
+    assert expand([str(folder / "en-[x].txt")]) == [str(folder / "en-[x].txt")]
+    with pytest.raises(InputError, match="no such file"):
+        expand([str(folder / "fr-*.txt")])

@@ -1,0 +1,152 @@
+"""The MetaXLM study, tiny: packing, runs that resume, and a report of all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from calque.text.tagged import read_tagged
+
+if TYPE_CHECKING:
+    from calque.models.encoder import Encoder
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "data"
+ENVIRONMENT = os.environ | {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT / "src"),
+    "PYTHONWARNINGS": "ignore",
+}
+NAMES = "to\tO\nNew\tB-LOC\nYork\tI-LOC\n\nof\tO\nParis\tB-LOC\n\n"
+
+
+def call(script: str, *arguments: object, fails: bool = False) -> str:
+    command = [sys.executable, ROOT / "benchmarks" / script, *map(str, arguments)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert (done.returncode != 0) == fails, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def write_tagged(source: str, path: Path) -> None:
+    sentences = read_tagged(DATA / "tagged" / source)
+    rows = [zip(s.words, s.tags, strict=True) for s in sentences]
+    path.write_text("\n".join("".join(f"{w}\t{t}\n" for w, t in row) for row in rows))
+
+
+@pytest.fixture(scope="module")
+def pack(
+    demo_rows: Sequence[tuple[str, str, str]],
+    tiny_encoder: Encoder,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """Public data in small: the demo's sentences, a few annotated ones, a tiny encoder."""
+    data, out = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("out") / "pack"
+    for name in ("bitext", "tatoeba", "muse", "xtreme/udpos", "xtreme/panx"):
+        (data / name).mkdir(parents=True)
+    for language, code in (("de", "deu"), ("fr", "fra")):
+        pairs = [(english, text) for name, english, text in demo_rows if name == language]
+        lines = [f"{english}\t{text}\ttatoeba\n" for english, text in pairs]
+        (data / "bitext" / f"en-{language}.tsv").write_text("".join(lines))
+        for side, suffix in ((0, "eng"), (1, code)):
+            test = data / "tatoeba" / f"tatoeba.{code}-eng.{suffix}"
+            test.write_text("".join(f"{pair[side]}\n" for pair in pairs[:9]))
+        (data / "xtreme" / "panx" / f"dev-{language}.tsv").write_text(NAMES)
+    for name in ("train-en", "dev-en"):
+        (data / "xtreme" / "panx" / f"{name}.tsv").write_text(NAMES)
+    (data / "muse" / "en-de.0-5000.txt").write_text("house Haus\ntime Zeit\n")
+    shutil.copytree(DATA / "gold", data / "gold_alignments")
+    for name in ("train-en", "dev-en", "dev-de", "dev-fr"):
+        kind, language = name.split("-")
+        source = {"en": "en_ewt", "de": "de_gsd", "fr": "fr_gsd"}[language]
+        suffix = ".conllu.xz" if language == "de" else ".conllu"
+        write_tagged(f"{source}-{kind}{suffix}", data / "xtreme" / "udpos" / f"{name}.tsv")
+    encoder = data / "encoder"
+    tiny_encoder.save(encoder)
+    options = ("--tokenizer", encoder, "--minilm", encoder, "--vocabulary", 300, "--workers", 1)
+    call("metaxlm_pack.py", data, "-o", out, *options)
+    about = json.loads((out / "pack.json").read_text())
+    assert about["languages"] == about["tatoeba"] == ["de", "fr"]
+    assert about["gold"] == ["de-en", "en-fr"]
+    assert about["udpos"] == about["panx"] == ["de", "en", "fr"]
+    assert about["dictionaries"] == ["en-de"]
+    return out
+
+
+@pytest.mark.slow
+def test_runs_resume_and_are_told(pack: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    study = (pack, "-o", out, "--tiny", "--languages", "de,fr")
+    told = call("metaxlm.py", *study, "--seeds", 2, "--starts", "own", "--only", "own-xlm")
+    assert "3 runs of 3 to do" in told
+    assert {path.stem for path in (out / "cells").iterdir()} == {
+        "own-mono-1",
+        "own-xlm-1",
+        "own-xlm-2",
+    }
+    # On another machine there are the bundle and no cells; two workers share the rest.
+    bundle, other = (out / "study.json").read_text(), tmp_path / "other"
+    other.mkdir()
+    (other / "study.json").write_text(bundle)
+    study = (pack, "-o", other, "--tiny", "--languages", "de,fr", "--seeds", 1)
+    told = call("metaxlm.py", *study, "--jobs", 2)
+    assert "14 runs of 15 to do" in told  # the English model is made again
+    assert "failed" not in told
+    cells = json.loads((other / "study.json").read_text())["cells"]
+    assert len(cells) == 16
+    assert cells["own-xlm-1"] == json.loads(bundle)["cells"]["own-xlm-1"]
+    check_cells(cells)
+    check_report(other / "study.md")
+    assert "0 runs of 15 to do" in call("metaxlm.py", *study)
+
+
+def check_cells(cells: dict[str, dict]) -> None:
+    for name, cell in cells.items():
+        if "mono" in name:
+            continue
+        n_layers = 2 if cell["start"] == "own" else 4
+        scores = cell["scores"]
+        assert set(scores["pos"]) == set(scores["ner"]) == {"en", "de", "fr"}
+        assert set(scores["tatoeba"]) == {"de", "fr"}
+        assert set(scores["aer"]) == {"de-en", "en-fr"}
+        for measure in scores.values():
+            assert {len(layers) for layers in measure.values()} == {n_layers + 1}
+        assert [step for step, *_ in cell["curves"]["transfer"]] == [0, 1, 2, 3, 4, 5]
+        assert [step for step, _ in cell["curves"]["loss"]] == [1, 2, 3, 4, 5]
+    rows = {name: cell["growth"]["rules"] for name, cell in cells.items() if "mono" not in name}
+    assert rows["own-xlm-1"] is rows["own-body-1"] is rows["own-kd-1"] is None
+    assert rows["own-dict-1"] is not None
+    # At step 0 frozen and MetaXLM are the same model, and XLM is another.
+    first = {
+        name: cell["curves"]["transfer"][0] for name, cell in cells.items() if "mono" not in name
+    }
+    for start in ("own", "minilm"):
+        assert first[f"{start}-metaxlm-1"] == first[f"{start}-frozen-1"]
+        assert first[f"{start}-xlm-1"] == first[f"{start}-kd-1"]
+        assert first[f"{start}-metaxlm-1"] != first[f"{start}-xlm-1"]
+
+
+def check_report(path: Path) -> None:
+    report = path.read_text()
+    for title in ("XLM, from scratch", "MetaXLM + Dict", "XLM + KD", "embeddings alone"):
+        assert report.count(f"\n| {title} |") == 2 * 8  # both starts, eight tables
+    assert report.count("| MetaXLM above XLM, from scratch (Table 1) |") == 2
+    assert "Loss of XLM at 60 % of the steps" in report
+    pytest.importorskip("matplotlib")
+    for start in ("own", "minilm"):
+        assert f"![](study-{start}-gap.png)" in report
+        assert (path.parent / f"study-{start}-layers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_data_scripts_say_so_and_end_well(tmp_path: Path) -> None:
+    assert "skipped" in call("metaxlm.py", "-o", tmp_path / "out")
+    assert "skipped" in call("metaxlm_pack.py", "-o", tmp_path / "pack")
+    assert list(tmp_path.iterdir()) == []
+    assert "neither a method" in call("metaxlm.py", "--methods", "no", fails=True)
