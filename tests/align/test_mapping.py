@@ -205,6 +205,51 @@ def test_pairwise_maps_would_not_share_one_space() -> None:
     assert precision((first @ maps.others[0])[300:], (second @ maps.others[1])[300:]) > 0.9
 
 
+@given(st.integers(1, 8), st.floats(0.0, 1.0), seeds)
+def test_the_space_does_not_depend_on_a_languages_own_basis(
+    hidden: int, reweight: float, seed: int
+) -> None:
+    """Whatever way a language is turned, its words come to lie in the same places."""
+    x, y, z = (draw(40, hidden, seed=seed + number) for number in range(3))
+    turn = rotation(hidden, seed + 3)
+
+    def places(x: Tensor, z: Tensor) -> list[Tensor]:
+        maps = solve_joint([collect_moments(side, z, same(30)) for side in (x, y)], reweight)
+        return [x @ maps.others[0], y @ maps.others[1], z @ maps.pivot]
+
+    before, turned, around = places(x, z), places(x @ turn, z), places(x, z @ turn)
+    for one, other in zip(before, turned, strict=True):
+        torch.testing.assert_close(other, one, atol=1e-7, rtol=1e-7)
+    for one, other in zip(before, around, strict=True):  # the pivot takes all others with it
+        torch.testing.assert_close(other, one @ turn, atol=1e-7, rtol=1e-7)
+
+
+@given(st.integers(1, 8), st.integers(1, 3), seeds)
+def test_without_weights_all_languages_are_turned_to_a_pivot_that_stays(
+    hidden: int, n_languages: int, seed: int
+) -> None:
+    pivot = draw(40, hidden, seed=seed)
+    others = [draw(40, hidden, seed=seed + number) for number in range(1, n_languages + 1)]
+    maps = solve_joint([collect_moments(x, pivot, same(40)) for x in others], reweight=0.0)
+    identity = torch.eye(hidden, dtype=torch.float64)
+    torch.testing.assert_close(maps.pivot, identity, atol=1e-7, rtol=0)
+    for W in maps.others:
+        torch.testing.assert_close(W.mT @ W, identity, atol=1e-7, rtol=0)
+
+
+@given(st.integers(2, 8), st.integers(1, 4), seeds)
+def test_the_order_of_languages_does_not_matter(hidden: int, n_languages: int, seed: int) -> None:
+    pivot = draw(40, hidden, seed=seed)
+    moments = [
+        collect_moments(draw(40, hidden, seed=seed + number), pivot, same(40))
+        for number in range(1, n_languages + 1)
+    ]
+    there, back = solve_joint(moments), solve_joint(moments[::-1])
+    torch.testing.assert_close(there.pivot, back.pivot, atol=1e-9, rtol=0)
+    for one, other in zip(there.others, back.others[::-1], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-9, rtol=0)
+
+
 def test_an_equal_language_changes_nothing() -> None:
     """Of two equal languages, the mean agreement is that of one."""
     x, z = make_languages(300, 8, 2, 0.5)
@@ -239,8 +284,35 @@ def test_a_rotation_is_found(noise: float) -> None:
 
 def test_too_few_pairs_for_whitening() -> None:
     moments = PairMoments(torch.eye(5), torch.eye(5), torch.eye(5), 4)
-    with pytest.raises(InputError, match=r"4 pairs cannot whiten 5 dimensions .give at least 5"):
+    with pytest.raises(InputError, match=r"pairs of 4 words cannot whiten 5 dim.* .give 5 "):
         solve_joint([moments])
+
+
+@pytest.mark.parametrize("side", ["src", "tgt"])
+def test_repeated_words_do_not_make_few_pairs_many(side: str) -> None:
+    """A hundred entries of four words know four directions, however often each comes."""
+    x, z = draw(60, 5), draw(60, 5, seed=1)
+    few, many = torch.arange(100) % 4, torch.arange(100) % 60
+    pairs = Pairs(few, many) if side == "src" else Pairs(many, few)
+    with pytest.raises(InputError, match="pairs of 4 words cannot whiten 5 dimensions"):
+        solve_joint([collect_moments(x, z, pairs)])
+
+
+@given(st.integers(1, 5), st.integers(2, 8), seeds)
+def test_directions_that_no_pair_has_are_not_blown_up(rank: int, hidden: int, seed: int) -> None:
+    """The pairs lie in a few directions, other words in all; nothing is known of the rest."""
+    rank = min(rank, hidden - 1)
+    x, z = draw(60, hidden, seed=seed), draw(60, hidden, seed=seed + 1)
+    x[:40] @= _project(hidden, rank, seed + 2)
+    z[:40] @= _project(hidden, rank, seed + 3)
+    maps = solve_joint([collect_moments(x, z, same(40))])
+    for rows, W in ((x, maps.others[0]), (z, maps.pivot)):
+        assert float((rows @ W).norm(dim=1).max()) < 30 * float(rows.norm(dim=1).max())
+
+
+def _project(hidden: int, rank: int, seed: int) -> Tensor:
+    frame = rotation(hidden, seed)[:, :rank]
+    return frame @ frame.mT
 
 
 def test_a_direction_without_variance_stays_finite() -> None:
@@ -264,6 +336,21 @@ def test_single_precision_is_checked() -> None:
     assert float((rows @ W.float() - exact).abs().max()) > 1e-3  # what it would have been
     # Lengths are about 1.4, so that an error of 1e-4 of them is seen.
     torch.testing.assert_close(apply_map(rows, W).double(), exact, atol=1e-6, rtol=1e-6)
+
+
+@given(st.integers(1, 30), st.integers(1, 6), st.integers(0, 9), st.floats(-3, 6), seeds)
+def test_maps_apply_as_in_double_precision(
+    n_words: int, hidden: int, n_zero: int, power: float, seed: int
+) -> None:
+    """Also maps of directions so unequal that single precision would lose the weak ones."""
+    strengths = 10.0 ** torch.linspace(-abs(power), power, hidden, dtype=torch.float64)
+    W = rotation(hidden, seed) * strengths @ rotation(hidden, seed + 1)
+    rows = draw(n_words, hidden, seed=seed + 2).float()
+    rows[:n_zero] = 0
+    exact = rows.double() @ W
+    wrong = (apply_map(rows, W).double() - exact).norm(dim=1)
+    # A thousand rows are looked at, so here all of them; the result is rounded to single.
+    assert bool((wrong <= (mapping.TOLERANCE + 1e-6) * exact.norm(dim=1)).all())
 
 
 def test_maps_apply_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:

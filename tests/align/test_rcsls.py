@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from calque.align.mapping import Pairs, normalize_space, solve_turn
 from calque.align.rcsls import RcslsSettings, fit_rcsls, relax_csls
 from calque.align.similarity import csls_nearest, normalize_rows
 from calque.types import InputError
+
+seeds = st.integers(0, 1000)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -54,16 +58,46 @@ def test_the_gradient_is_autograds() -> None:
     torch.testing.assert_close(gradient, W.grad)
 
 
-def test_the_loss_is_convex() -> None:
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 12), st.integers(12, 20), seeds)
+def test_loss_and_gradient_are_the_papers(
+    hidden: int, k: int, n_pairs: int, n_words: int, seed: int
+) -> None:
+    """Pairs may come twice, in any order; the dense formula is differentiated by torch."""
+    src, tgt = draw(n_words, hidden, seed=seed), draw(n_words, hidden, seed=seed + 1)
+    generator = torch.Generator().manual_seed(seed)
+    pairs = Pairs(*torch.randint(n_words, (2, n_pairs), generator=generator))
+    W = draw(hidden, hidden, seed=seed + 2).requires_grad_()
+    loss = dense_loss(src, tgt, pairs, W, k)
+    loss.backward()
+    found, gradient = relax_csls(src, tgt, pairs, W.detach(), RcslsSettings(n_neighbors=k))
+    assert found == pytest.approx(loss.item(), abs=1e-9)
+    torch.testing.assert_close(gradient, W.grad)
+
+
+@given(seeds, st.floats(0.0, 1.0), st.floats(0.1, 10.0))
+def test_the_loss_is_convex(seed: int, share: float, size: float) -> None:
+    """Below every chord, and above every tangent."""
     src, tgt = make_pair(50, 4, 0.3)
     settings = RcslsSettings(n_neighbors=3)
+    a, b = size * draw(4, 4, seed=seed), draw(4, 4, seed=seed + 50)
+    (at_a, slope), (at_b, _), (between, _) = (
+        relax_csls(src, tgt, first(30), W, settings) for W in (a, b, share * a + (1 - share) * b)
+    )
+    assert between <= share * at_a + (1 - share) * at_b + 1e-9
+    assert at_b >= at_a + float((slope * (b - a)).sum()) - 1e-9
 
-    def loss(W: Tensor) -> float:
-        return relax_csls(src, tgt, first(30), W, settings)[0]
 
-    for seed in range(10):
-        a, b = draw(4, 4, seed=seed), draw(4, 4, seed=seed + 50)
-        assert loss((a + b) / 2) <= (loss(a) + loss(b)) / 2 + 1e-12
+@settings(max_examples=20)
+@given(seeds, st.sampled_from(["none", "spectral"]), st.floats(1e-3, 1e3))
+def test_no_step_raises_the_loss(seed: int, constraint: str, rate: float) -> None:
+    src, tgt = (normalize_space(draw(40, 4, seed=seed + n))[0] for n in (0, 1))
+    chosen = RcslsSettings(n_neighbors=3, n_rounds=4, rate=rate, constraint=constraint)  # type: ignore[arg-type]
+    fit = fit_rcsls(src, tgt, first(20), chosen)
+    assert fit.losses == sorted(fit.losses, reverse=True)
+    last = float(dense_loss(src, tgt, first(20), fit.map, 3))
+    assert last == pytest.approx(fit.losses[-1], abs=1e-9)
+    if constraint == "spectral":
+        assert float(torch.linalg.matrix_norm(fit.map, 2)) <= 1 + 1e-9
 
 
 def test_retrieval_improves_on_the_orthogonal_map() -> None:

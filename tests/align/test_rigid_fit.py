@@ -54,6 +54,20 @@ def test_means_and_spreads_meet_whatever_the_clouds(
     assert centered[0] == pytest.approx(centered[1], abs=1e-9)
 
 
+@settings(max_examples=30)
+@given(seeds, st.integers(1, 5), st.integers(0, 3), st.integers(2, 12))
+def test_no_other_turn_is_nearer(seed: int, width: int, more: int, n_rows: int) -> None:
+    """Of all that give the cloud the same mean and the same spread."""
+    src, tgt = draw(n_rows, width, seed=seed), draw(n_rows, width + more, seed=seed + 1)
+    found = RigidFit.of(src, tgt)
+    distance = (found.apply(src) - tgt).norm()
+    scale = torch.linalg.matrix_norm(found.matrix, 2)
+    for number in range(3):
+        frame = torch.linalg.qr(draw(width + more, width + more, seed=seed + 2 + number))[0][:width]
+        other = RigidFit(found.center, scale * frame, found.shift)
+        assert distance <= (other.apply(src) - tgt).norm() + 1e-9
+
+
 def test_a_point_is_laid_on_the_mean() -> None:
     src, tgt = torch.ones(5, 3), draw(5, 2).float()
     laid = RigidFit.of(src, tgt).apply(src)

@@ -113,6 +113,47 @@ def test_a_table_too_large_to_keep_gives_the_same(
     assert found.tolist() == order[range(50), range(50)].tolist()
 
 
+@given(st.integers(1, 12), st.integers(1, 12), st.data())
+def test_pairs_are_those_of_one_direction_or_of_both(
+    n_src: int, n_tgt: int, data: st.DataObject
+) -> None:
+    def choose(n_words: int, n_others: int) -> list[int]:
+        words = st.lists(st.integers(-1, n_others - 1), min_size=n_words, max_size=n_words)
+        return data.draw(words)
+
+    forward, backward = choose(n_src, n_tgt), choose(n_tgt, n_src)
+    there = [(i, j) for i, j in enumerate(forward) if j >= 0]
+    back = [(i, j) for j, i in enumerate(backward) if i >= 0]
+    matches = Matches(torch.tensor(forward), torch.tensor(backward), 0.0)
+    union, mutual = (
+        sorted(zip(pairs.src.tolist(), pairs.tgt.tolist(), strict=True))
+        for pairs in (matches.union(), matches.mutual())
+    )
+    assert union == sorted(there + back)
+    assert mutual == sorted(set(there) & set(back))
+    turned = Matches(matches.backward, matches.forward, 0.0).mutual()
+    assert sorted(zip(turned.tgt.tolist(), turned.src.tolist(), strict=True)) == mutual
+
+
+@given(st.integers(2, 30), st.integers(2, 30), st.floats(0.05, 1.0), seeds)
+def test_dropped_scores_only_leave_the_next_best(
+    n_src: int, n_tgt: int, keep: float, seed: int
+) -> None:
+    """Of every word, the match is that of the rank that was drawn, in the order of all scores."""
+    src = normalize_rows(draw(n_src, 6, seed=seed).double())
+    tgt = normalize_rows(draw(n_tgt, 6, seed=seed + 1).double())
+    matcher = Matcher(src, tgt, LearningSettings(n_neighbors=2))
+    found = matcher.match(torch.eye(6), keep, generator(seed))
+    scores = csls_scores(src @ tgt.T, 2)
+    source = generator(seed)  # drawn for the source words first, then for the others
+    for way, all_scores in ((found.forward, scores), (found.backward, scores.T)):
+        order = all_scores.argsort(dim=1, descending=True)
+        drawn, owners = matcher._draw(len(way), keep, source)
+        for rank, own in zip(drawn.tolist(), owners.tolist(), strict=True):
+            expected = int(order[own, rank - 1]) if rank <= order.shape[1] else -1
+            assert int(way[own]) == expected
+
+
 def test_pairs_of_both_directions() -> None:
     matches = Matches(torch.tensor([1, 0, -1]), torch.tensor([1, -1]), 0.0)
     union = matches.union()
@@ -212,6 +253,26 @@ def test_the_unsupervised_start_finds_words_of_a_turned_space() -> None:
     pairs = start_from_nothing(src, tgt, LearningSettings())
     right = meaning(600)[pairs.src] == pairs.tgt
     assert float(right.float().mean()) > 0.95
+
+
+@given(st.integers(5, 40), st.integers(1, 8), seeds)
+def test_the_unsupervised_start_does_not_depend_on_the_bases(
+    n_words: int, hidden: int, seed: int
+) -> None:
+    src, tgt = (normalize_space(draw(n_words, hidden, seed=seed + n).double())[0] for n in (0, 1))
+    turned = src @ rotation(hidden, seed + 2).double()
+    one, other = (start_from_nothing(side, tgt, LearningSettings()) for side in (src, turned))
+    assert torch.equal(one.src, other.src)
+    assert torch.equal(one.tgt, other.tgt)
+
+
+@given(st.integers(1, 20), st.integers(1, 8), seeds)
+def test_a_root_squared_is_the_product(n_words: int, hidden: int, seed: int) -> None:
+    matrix = draw(n_words, hidden, seed=seed).double()
+    root = self_learning._root(matrix)
+    torch.testing.assert_close(root @ root, matrix @ matrix.T, atol=1e-7, rtol=1e-7)
+    torch.testing.assert_close(root, root.T)
+    assert float(torch.linalg.eigvalsh(root).min()) > -1e-7
 
 
 def test_the_unsupervised_start_takes_the_most_frequent_words() -> None:

@@ -80,6 +80,23 @@ def test_minus_infinity_may_be_among_the_best() -> None:
     assert places[0, 0] == 7
 
 
+@given(st.integers(1, 8), st.lists(st.integers(1, 30), min_size=1, max_size=5), seeds, st.data())
+def test_parts_merged_are_the_whole(
+    n_rows: int, widths: list[int], seed: int, data: st.DataObject
+) -> None:
+    scores = draw(n_rows, sum(widths), seed=seed)
+    k = data.draw(st.integers(1, sum(widths)))
+    best, start = None, 0
+    for part in scores.split(widths, dim=1):
+        values, places = best_in_rows(part, min(k, part.shape[1]))
+        best = merge_best(best, (values, places + start), k)
+        start += part.shape[1]
+    assert best is not None
+    expected = scores.topk(k)
+    assert torch.equal(best[0], expected.values)
+    assert torch.equal(best[1], expected.indices)
+
+
 def test_merge_keeps_the_best_of_both() -> None:
     first = torch.tensor([[0.9, 0.1]]), torch.tensor([[4, 2]])
     second = torch.tensor([[0.5]]), torch.tensor([[7]])
@@ -89,6 +106,16 @@ def test_merge_keeps_the_best_of_both() -> None:
 
 
 # Cosines.
+
+
+@given(st.integers(1, 20), st.integers(1, 9), st.floats(1e-6, 1e6), seeds)
+def test_rows_of_length_one_keep_their_direction(
+    n_rows: int, hidden: int, scale: float, seed: int
+) -> None:
+    rows = draw(n_rows, hidden, seed=seed).double()
+    found = normalize_rows(scale * rows)
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(n_rows).double())
+    torch.testing.assert_close(found * rows.norm(dim=1, keepdim=True), rows)
 
 
 def test_zero_rows_stay_zero() -> None:

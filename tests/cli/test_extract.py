@@ -149,6 +149,8 @@ def test_a_bad_line(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[st
         (["--language", "lo"], "Lao puts no spaces between words"),
         (["-o", "-"], "vectors go to a file"),
         (["-o", "nowhere/en.vec"], "its folder does not exist"),
+        (["--seed", "-1"], "seed=-1 (choose 0 or more)"),
+        (["--subsample", "nan"], "subsample=nan (choose more than 0)"),
     ],
 )
 def test_bad_options(
@@ -162,6 +164,46 @@ def test_bad_options(
     (line,) = capsys.readouterr().err.splitlines()
     assert problem in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["en.txt", "model"]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "xx.gz: no such file or directory (check the path)"),
+        (b"not packed\n", "xx.gz: holds no .gz data (rename the file after what it holds"),
+        (gzip.compress(TEXT.encode())[:-20], "xx.gz: damaged or truncated .gz data"),
+        (gzip.compress(b""), "no word occurs 6 times or more: there is none"),
+        (gzip.compress(b"\n\n"), "no word occurs 6 times or more: there is none"),
+        (gzip.compress(b"one\0two\n"), "xx.gz, line 1: NUL byte"),
+        (gzip.compress(b"a\nb\n\xfc\n"), "xx.gz, line 3: invalid UTF-8 at byte 1"),
+    ],
+)
+def test_bad_files(
+    tmp_path: Path, content: bytes | None, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "xx.gz").write_bytes(content)
+    before = sorted(tmp_path.iterdir())
+    assert extract(tmp_path / "xx.gz", tmp_path, "--min-count", "6") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert problem in line
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_places_that_are_no_files(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").touch()
+    for options, problem in (
+        (["-o", str(tmp_path / "full")], "full: a folder (name a file)"),
+        (["--model", str(tmp_path / "full")], "full: no config.json here"),
+    ):
+        assert extract(text, tmp_path, *options) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert problem in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["en.txt", "full", "model"]
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes"]
 
 
 def test_the_text_is_not_overwritten(

@@ -77,6 +77,17 @@ def test_fewer_entries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "1 words with vectors of zeros left out, 1 repeated words left out" in captured.err
 
 
+def test_what_an_evaluation_leaves_out_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (folder / "de.vec").read_text().replace("40 12", "43 12", 1)
+    again = "de0" + " 1" * 12 + "\nde1" + " 1" * 12 + "\n"
+    (folder / "de.vec").write_text(text + again + "nothing" + " 0" * 12 + "\n")
+    assert run(["lexicon", *vectors(folder), "--evaluate", str(folder / "en-de.txt")]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == "1 words with vectors of zeros left out, 2 repeated words left out"
+
+
 def test_evaluation_both_ways(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--evaluate", str(folder / "en-de.txt"), "--method", "inverted-softmax"]
     assert run(["lexicon", *vectors(folder), *options]) == 0
@@ -141,6 +152,19 @@ def test_bad_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     narrow.write_text("2 3\na 1 2 3\nb 3 2 1\n")
     check([en, str(narrow)], "en.vec: its vectors have 12 numbers", "narrow.vec have 3")
     check([en, str(folder / "gone.vec")], "gone.vec: no such file")
+    for content, problem in (
+        (b"", "odd.vec: is empty (give vectors in word2vec format)"),
+        (b"Only text.\nNo numbers.\n", "odd.vec, line 1: neither a header nor a word with"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "odd.vec, line 1: neither a header nor a word"),
+        (b"5 2\na 1 2\n", "odd.vec: the header promises 5 words but the file holds 1"),
+        (b"a 0 0\nb 0 0\n", "odd.vec: all vectors are zero"),
+    ):
+        (folder / "odd.vec").write_bytes(content)
+        out = folder / "out.tsv"
+        check([en, str(folder / "odd.vec"), "-o", str(out)], problem)
+        check([str(folder / "odd.vec"), de, "-o", str(out)], problem)
+        assert not out.exists()
+    check([en, de, "-o", str(folder)], "is a directory (name a file")
     check([en, de, "-o", en], "en.vec: is read too")
     check([en, de, "-o", str(folder / "no" / "out")], "out: no such file or directory")
     gold = folder / "en-de.txt"
@@ -151,6 +175,10 @@ def test_bad_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check([en, de, "--evaluate", str(gold)], "en-de.txt, line 2")
     gold.write_text("")
     check([en, de, "--evaluate", str(gold)], "en-de.txt: holds no entries")
+    gold.write_text("cat Katze\ndog Hund\n")
+    check([en, de, "--evaluate", str(gold)], "en-de.txt: none of its 2 words has a vector")
+    gold.unlink()
+    check([en, de, "--evaluate", str(gold)], "en-de.txt: no such file")
 
 
 def test_evaluate_knows_folders_of_vectors(

@@ -127,6 +127,12 @@ def test_a_language_without_a_development_dictionary_is_told(
         (["--device", "toaster"], "device 'toaster'"),
         (["--dictionary", "HERE/en-de.train.txt"], "--dictionary names one file for 2 languages"),
         (["--dev", "HERE/{language}.nothing"], "--dev: no such file for any language"),
+        (["--seed", "-1"], "seed=-1 (choose 0 or more"),
+        (["--max-words", "-1"], "max_words=-1 leaves no words"),
+        (
+            ["--method", "identical", "--dictionary", "HERE/en-{language}.train.txt"],
+            "identical would make no use of --dictionary (drop it, give it as --dev",
+        ),
         (
             [
                 "--method",
@@ -149,6 +155,118 @@ def test_bad_options(
     assert problem in said
     assert len(said.splitlines()) == 1
     assert not (folder / "mapped").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "xx.vec: no such file or directory (check the path)"),
+        (b"", "xx.vec: is empty (give vectors in word2vec format)"),
+        (b"2 3\na 1 2 3\nb 3 2 1\n", "vectors of xx have 3 dimensions, those of en 12"),
+        (b"Only text.\nNo numbers.\n", "xx.vec, line 1: neither a header nor a word with its"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "xx.vec, line 1: neither a header nor a word"),
+        (b"5 2\na 1 2\n", "xx.vec: the header promises 5 words but the file holds 1"),
+        (b"2 2\na 1 2\nb 1\n", "xx.vec, line 3: "),
+        (b"a" + 12 * b" 0" + b"\nb" + 12 * b" 0" + b"\n", "all vectors of xx are zero"),
+    ],
+)
+def test_bad_files(
+    folder: Path, content: bytes | None, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (folder / "xx.vec").write_bytes(content)
+    before = sorted(folder.iterdir())
+    arguments = [str(folder / "en.vec"), str(folder / "xx.vec"), "-o", str(folder / "mapped")]
+    assert run(["map", *arguments, "--device", "cpu", "--cutoff", "50"]) == 2
+    captured = capsys.readouterr()
+    assert problem in captured.err and captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("option", ["--dictionary", "--dev"])
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("Katze cat\nHund dog\n", "none of its 2 entries has two words with vectors (check its"),
+        ("", "none of its 0 entries has two words with vectors"),
+        ("en1 de1\nen2\n", "xx.txt, line 2: 1 words where 2 are due"),
+        ("de1 en1\nde2 en2\n", "xx.txt: the columns look swapped: 2 entries"),
+        (None, "xx.txt: no such file"),
+    ],
+)
+def test_bad_dictionaries(
+    folder: Path,
+    option: str,
+    content: str | None,
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of either kind, and before anything is learnt."""
+    if content is not None:
+        (folder / "xx.txt").write_text(content)
+    options = {"--dictionary": str(folder / "en-de.train.txt"), option: str(folder / "xx.txt")}
+    files = [str(folder / "en.vec"), str(folder / "de.vec"), "-o", str(folder / "mapped")]
+    assert run(["map", *files, *(part for pair in options.items() for part in pair)]) == 2
+    said = capsys.readouterr().err
+    assert problem in said and said.count("\n") == 1
+    assert not (folder / "mapped").exists()
+
+
+def test_a_bad_dictionary_is_known_before_the_first_language_is_learnt(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("calque.tools.space_mapper.try_method", pytest.fail)
+    (folder / "fr-en.dev.txt").write_text("chat cat\n")
+    train, dev = str(folder / "en-{language}.train.txt"), str(folder / "{language}-en.dev.txt")
+    assert call(folder, "--dictionary", train, "--dev", dev) == 2
+    assert "fr-en.dev.txt: none of its 1 entries" in capsys.readouterr().err
+
+
+def test_repeated_words_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header, rows = (folder / "de.vec").read_text().split("\n", 1)
+    assert header == "300 12"
+    again = "de7" + 12 * " 1" + "\nde7" + 12 * " 2" + "\nnull" + 12 * " 0" + "\n"
+    (folder / "de.vec").write_text(f"303 12\n{rows}{again}")
+    train = str(folder / "en-{language}.train.txt")
+    assert call(folder, "--dictionary", train) == 0
+    (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("de: ")]
+    assert line.endswith("1 vectors of zeros stay; 2 repeated words left out")
+    report = json.loads((folder / "mapped" / "report.json").read_text())
+    counts = [
+        (each["n_words"], each["n_zero"], each["n_duplicates"]) for each in report["languages"]
+    ]
+    assert counts == [(300, 0, 0), (301, 1, 2), (300, 0, 0)]
+
+
+def test_outputs_that_cannot_be(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def check(output: Path, problem: str, *more: str) -> None:
+        before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        files = [str(folder / "en.vec"), str(folder / "de.vec")]
+        assert run(["map", *files, "-o", str(output), *more]) == 2
+        said = capsys.readouterr().err
+        assert problem in said and said.count("\n") == 1
+        assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+    check(folder / "en.vec", "en.vec: is not a folder")
+    check(folder / "en.vec" / "deep" / "mapped", "en.vec: is not a folder")
+    check(folder, "en.vec: is read from the folder to write to")
+    check(folder, "en.vec: is read from the folder to write to", "--overwrite")
+
+
+def test_writing_over_an_earlier_map(folder: Path) -> None:
+    """Vectors of a language that is no longer there would not be of the new space."""
+    train, mapped = str(folder / "en-{language}.train.txt"), folder / "mapped"
+    (folder / "fr.vec.counts").write_text("".join(f"fr{i}\t{400 - i}\n" for i in range(N_WORDS)))
+    assert call(folder, "--dictionary", train) == 0
+    (mapped / "notes.txt").write_text("mine")
+    (mapped / "it.vec").write_text("mine too")
+    assert (mapped / "fr.vec.counts").exists()
+    files = [str(folder / "en.vec"), str(folder / "de.vec"), "-o", str(mapped)]
+    assert run(["map", *files, "--dictionary", train, "--overwrite", "--binary"]) == 0
+    assert {path.name for path in mapped.iterdir()} == {
+        *("en.bin", "de.bin", "maps.safetensors", "report.json", "notes.txt", "it.vec")
+    }
 
 
 def test_a_full_folder_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,13 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calque.text.files import CHUNK_BYTES, SkippedLines, read_lines, write_atomically
+from calque.text.files import (
+    CHUNK_BYTES,
+    SkippedLines,
+    read_chunks,
+    read_lines,
+    write_atomically,
+)
 from calque.types import InputError
 
 SAMPLE = Path(__file__).parent.parent / "data" / "en-de.tsv"
@@ -124,6 +130,54 @@ def test_reading_takes_constant_memory(place, suffix):
     tracemalloc.stop()
     assert n_lines == 200_000
     assert peak < len(data) / 2
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("n_bytes", [1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 3])
+def test_chunks_are_the_bytes_of_the_file(place, suffix, n_bytes):
+    """Whatever they are: no line ends, no UTF-8, no byte order mark is looked for."""
+    data = b"\xef\xbb\xbf\r\n\0\xff" + np.random.default_rng(n_bytes).bytes(n_bytes)
+    path = place(PACK[suffix](data[:n_bytes]), f"bytes{suffix}")
+    chunks = list(read_chunks(path))
+    assert b"".join(chunks) == data[:n_bytes]
+    assert all(chunks)
+    # zstandard gives what a piece of the file unpacks to, of random bytes hardly more than that.
+    assert max(map(len, chunks)) <= CHUNK_BYTES * (2 if suffix == ".zst" else 1)
+
+
+def test_chunks_of_an_empty_file_and_of_a_pipe(place, monkeypatch):
+    assert list(read_chunks(place(b""))) == []
+    for pack in PACK.values():
+        piped = io.TextIOWrapper(io.BufferedReader(io.BytesIO(pack(b"\xffone"))))
+        monkeypatch.setattr(sys, "stdin", piped)
+        assert b"".join(read_chunks("-")) == b"\xffone"
+
+
+def list_open_files() -> list[str]:
+    folder = "/proc/self/fd"
+    return [os.path.realpath(f"{folder}/{number}") for number in os.listdir(folder)]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not tell")
+def test_a_file_is_opened_when_the_first_chunk_is_wanted_and_closed_with_the_rest_unread(place):
+    absent = read_chunks("absent")
+    with pytest.raises(InputError, match="absent: no such file"):
+        next(absent)
+    path = place(b"x" * (3 * CHUNK_BYTES))
+    chunks = read_chunks(path)
+    assert next(chunks)
+    assert str(path) in list_open_files()
+    chunks.close()
+    assert str(path) not in list_open_files()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES[1:])
+def test_chunks_before_the_damage_come_first(place, suffix):
+    packed = PACK[suffix](np.random.default_rng(0).bytes(4 * CHUNK_BYTES))
+    chunks = read_chunks(place(packed[: len(packed) // 2], f"cut{suffix}"))
+    assert next(chunks)
+    with pytest.raises(InputError, match=f"damaged or truncated {suffix} data"):
+        list(chunks)
 
 
 def run_python(code: str, *args: str, stdin: bytes = b"") -> str:

@@ -377,6 +377,31 @@ def test_a_folder_has_all_of_it(tmp_path: Path, binary: bool) -> None:
     check_folder(folder, overwrite=True)
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_folder_is_written_whole_or_not_at_all(
+    tmp_path: Path, is_new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from calque.tools import mapped_folder
+
+    spaces = make_spaces(("en", "de"))
+    settings = MapSettings(("procrustes",), space="pivot")
+    mapped = map_spaces(spaces, "en", settings, **train_and_dev(spaces))
+    folder = tmp_path / "mapped"
+    if not is_new:
+        write_mapped(mapped, spaces, folder, settings)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for failure in (InputError("no room left"), KeyboardInterrupt(), OSError(28, "No Space")):
+
+        def fail(*args: object, failure: BaseException = failure) -> None:
+            raise failure
+
+        monkeypatch.setattr(mapped_folder, "save", fail)  # after the vectors
+        with pytest.raises((InputError, KeyboardInterrupt)):
+            write_mapped(mapped, spaces, folder, settings)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert folder.exists() != is_new
+
+
 def test_no_maps(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no maps here"):
         read_maps(tmp_path)
@@ -397,6 +422,9 @@ def test_settings_must_go_together() -> None:
         MapSettings(methods=())
     with pytest.raises(InputError, match="no space 'outer'"):
         MapSettings(space="outer")  # type: ignore[arg-type]
+    for seed in (-1, 1 << 63):
+        with pytest.raises(InputError, match=f"seed={seed}"):
+            MapSettings(seed=seed)
     with pytest.raises(InputError, match="refine leaves the pivot as it is"):
         MapSettings(methods=("refine",))
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -480,6 +481,48 @@ def test_one_objective_may_decide_which_is_best(
         )
         train(recipe, tiny_text, tmp_path / name)
         assert json.loads((tmp_path / name / "best.json").read_text())["step"] == best
+
+
+def test_the_best_by_one_objective_is_where_its_own_loss_was_lowest(
+    tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path
+) -> None:
+    """With real losses, at a rate so high that they go up and down; the score has its weight."""
+    recipe = tiny_recipe(
+        "optimizer.learning_rate=0.1",
+        "checkpoints.final=best",
+        "checkpoints.validate_every=1",
+        "checkpoints.keep=1",
+        "checkpoints.best_by=[translation_lm]",
+    )
+    model = train(recipe, tiny_text, tmp_path)
+    rows = [row for row in read_rows(tmp_path) if row["kind"] == "validation"]
+    losses = {row["step"]: row["loss/translation_lm"] for row in rows}
+    assert list(losses) == list(range(1, 9))
+    lowest = min(losses, key=lambda step: losses[step])
+    best = json.loads((tmp_path / "best.json").read_text())
+    assert best == {"step": lowest, "score": pytest.approx(0.5 * losses[lowest], rel=1e-4)}
+    weights = load_file(model / "model.safetensors")
+    kept = load_file(tmp_path / f"step-{lowest:08d}" / "model.safetensors")
+    assert all(torch.equal(weights[name], kept[name]) for name in weights)
+
+
+def test_the_best_cannot_be_told_by_an_objective_without_validation(
+    tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from calque.training import run
+
+    def open_stream(objective: Any, *args: Any, **more: Any) -> Any:
+        found = run_open(objective, *args, **more)
+        return replace(found, validation=None) if objective.settings.kind == "masked_lm" else found
+
+    run_open = run.open_stream
+    monkeypatch.setattr(run, "open_stream", open_stream)
+    changes = ["checkpoints.final=best", "schedule.steps=2"]
+    with pytest.raises(InputError, match="no text is kept for validation"):
+        train(tiny_recipe(*changes, "checkpoints.best_by=[masked_lm]"), tiny_text, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    train(tiny_recipe(*changes), tiny_text, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "best.json").read_text())["step"] == 2
 
 
 def test_the_mean_of_the_last_checkpoints_is_the_finished_model(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
+from calque.align.polar import find_polar
 from calque.align.procrustes import solve_procrustes
 from calque.types import InputError
 
@@ -42,14 +43,15 @@ class Pairs:
 class PairMoments:
     """Means over pairs of xᵀx, zᵀz and xᵀz, all that the maps depend on.
 
-    They are in double precision and in the memory of the CPU, which decomposes matrices of this
+    `n_words` are the distinct words of the side that has fewer: as many directions can be known.
+    Moments are in double precision and in the memory of the CPU, which decomposes matrices of this
     size faster than a GPU.
     """
 
     src: Float[Tensor, "hidden hidden"]
     tgt: Float[Tensor, "hidden hidden"]
     cross: Float[Tensor, "hidden hidden"]
-    n_pairs: int
+    n_words: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,8 @@ def collect_moments(
             total.addmm_(a.mT, b)
     sums /= max(1, len(pairs))
     own, others, cross = sums.cpu()
-    return PairMoments(own, others, cross, len(pairs))
+    n_words = min(len(torch.unique(rows)) for rows in (pairs.src, pairs.tgt))
+    return PairMoments(own, others, cross, n_words)
 
 
 def solve_orthogonal(moments: PairMoments) -> Float[Tensor, "hidden hidden"]:
@@ -110,8 +113,9 @@ def solve_turn(
     src: Float[Tensor, "src hidden"], tgt: Float[Tensor, "tgt hidden"], pairs: Pairs
 ) -> Float[Tensor, "hidden hidden"]:
     """Find the same from the pairs themselves, summed in their precision: for round after round."""
-    cross = src[pairs.src].mT @ tgt[pairs.tgt]
-    return solve_procrustes(cross.cpu().double()).to(src.device)
+    cross = (src[pairs.src].mT @ tgt[pairs.tgt]).double()
+    polar = None if cross.device.type == "cpu" else find_polar(cross)
+    return solve_procrustes(cross.cpu()).to(src.device) if polar is None else polar
 
 
 def solve_joint(moments: Sequence[PairMoments], reweight: float = 0.5) -> JointMaps:
@@ -159,9 +163,11 @@ def _whitening(
 ) -> tuple[Float[Tensor, "hidden hidden"], Float[Tensor, "hidden hidden"]]:
     """Give the symmetric matrix that makes second moments the identity, and its inverse."""
     values, vectors = torch.linalg.eigh(moments)
-    # A direction without variance says nothing: leave it small rather than blow it up.
+    # A direction without variance says nothing: leave it small rather than blow it up, as words
+    # that are in no pair may have much of it.
     floor = values[-1] * len(values) * torch.finfo(values.dtype).eps
-    scales = values.clamp(min=floor).sqrt()
+    strongest = torch.where(values[-1] > 0, values[-1], 1.0)
+    scales = torch.where(values > floor, values, strongest).sqrt()
     return (vectors / scales) @ vectors.mT, (vectors * scales) @ vectors.mT
 
 
@@ -177,8 +183,8 @@ def _mean(matrices: Sequence[Float[Tensor, "hidden hidden"]]) -> Float[Tensor, "
 
 def _check_rank(moments: PairMoments) -> None:
     hidden = len(moments.src)
-    if moments.n_pairs < hidden:
+    if moments.n_words < hidden:
         raise InputError(
-            f"{moments.n_pairs:,} pairs cannot whiten {hidden} dimensions",
-            fix=f"give at least {hidden} pairs, learn more from these few, or map orthogonally",
+            f"pairs of {moments.n_words:,} words cannot whiten {hidden} dimensions",
+            fix=f"give {hidden} or more, learn more from these few, or map orthogonally",
         )

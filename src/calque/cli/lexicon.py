@@ -92,6 +92,8 @@ def lexicon(
     check_widths(*spaces)
     if evaluate is not None:
         _print_scores(_evaluate(*spaces, evaluate, settings))
+        if output is None and (notes := _left_out(*spaces)):
+            print(", ".join(notes))
     if evaluate is None or output is not None:
         notes = _write(*spaces, settings, output or "-", with_scores=form == "tsv")
         seconds = time.perf_counter() - started
@@ -138,12 +140,19 @@ def _describe(found: Lexicon, src: VectorSpace, tgt: VectorSpace, n_unwritable: 
         f"{len(found) - n_unwritable:,} entries",
         f"{n_translated:,} of {len(src):,} words translated into {len(tgt):,}",
     ]
+    if n_unwritable:
+        what = "entries left out, of words with spaces around or line ends in them"
+        notes.append(f"{n_unwritable:,} {what}")
+    return notes + _left_out(src, tgt)
+
+
+def _left_out(src: VectorSpace, tgt: VectorSpace) -> list[str]:
+    """Say which words take no part."""
     unusual = [
-        (n_unwritable, "entries left out, of words with spaces around or line ends in them"),
         (src.n_zero + tgt.n_zero, "words with vectors of zeros left out"),
         (src.n_duplicates + tgt.n_duplicates, "repeated words left out"),
     ]
-    return notes + [f"{number:,} {what}" for number, what in unusual if number]
+    return [f"{number:,} {what}" for number, what in unusual if number]
 
 
 def _evaluate(

@@ -103,7 +103,7 @@ def map_vectors(
         problem = f"no vectors of the pivot {center!r}"
         raise InputError(problem, fix=f"choose from: {' '.join(paths)}")
     settings = _settle(method, space, dictionary is not None, cutoff, seed, device)
-    check_folder(output, overwrite)
+    check_folder(output, overwrite, paths.values())
     train, judges = (
         _read_dictionaries(pattern, center, list(paths), option)
         for pattern, option in ((dictionary, "--dictionary"), (dev, "--dev"))
@@ -114,11 +114,13 @@ def map_vectors(
     }
     with _show(settings) as (tell, on_round):
         mapped = map_spaces(spaces, center, settings, train=train, dev=judges, on_round=on_round)
-        write_mapped(mapped, spaces, output, settings, binary=binary, on_language=tell)
+        n_spaced = write_mapped(mapped, spaces, output, settings, binary=binary, on_language=tell)
     Console().print(tabulate_choices(mapped.reports))
     print(*explain_choices(mapped.reports), sep="\n")
     seconds = time.perf_counter() - started
     notes = [f"{len(paths)} languages", f"{settings.space} space", f"{seconds:.1f} s"]
+    if n_spaced:
+        notes.append(f"spaces replaced in {n_spaced:,} words")
     print(f"{output}: {', '.join(notes)}", file=sys.stderr)
 
 
@@ -151,11 +153,8 @@ def _settle(
 
     default = "supervised" if has_dictionary else "unsupervised"
     methods = tuple(name.strip() for name in (method or default).split(","))
-    needy = [name for name in methods if name in WITH_DICTIONARY]
-    if needy and not has_dictionary:
-        raise InputError(f"{needy[0]} needs a dictionary", fix="give one with --dictionary")
     chosen = space or ("pivot" if TO_PIVOT.intersection(methods) else "joint")
-    return MapSettings(
+    settings = MapSettings(
         methods=cast(Any, methods),
         space=cast(Any, chosen),
         learning=LearningSettings(n_words=cutoff),
@@ -163,6 +162,13 @@ def _settle(
         seed=seed,
         device=choose_device(device),
     )
+    needy = [name for name in methods if name in WITH_DICTIONARY]
+    if needy and not has_dictionary:
+        raise InputError(f"{needy[0]} needs a dictionary", fix="give one with --dictionary")
+    if has_dictionary and not needy:
+        problem = f"{', '.join(methods)} would make no use of --dictionary"
+        raise InputError(problem, fix="drop it, give it as --dev, or choose another method")
+    return settings
 
 
 def _read_dictionaries(

@@ -47,7 +47,7 @@ def _notes(report: LanguageReport) -> list[str]:
     """Say what was found of the dictionaries, how long learning took, and what was odd."""
     notes = []
     if report.n_train_entries:
-        notes.append(f"learnt from {report.n_train:,} of {report.n_train_entries:,} entries")
+        notes.append(f"{report.n_train:,} of {report.n_train_entries:,} entries to learn from")
     if report.n_dev_entries:
         notes.append(f"judged by {report.n_dev:,} of {report.n_dev_entries:,}")
     notes += [
@@ -55,4 +55,6 @@ def _notes(report: LanguageReport) -> list[str]:
     ]
     if report.n_zero:
         notes.append(f"{report.n_zero:,} vectors of zeros stay")
+    if report.n_duplicates:
+        notes.append(f"{report.n_duplicates:,} repeated words left out")
     return notes

@@ -77,6 +77,8 @@ class MapSettings:
             raise InputError("name every method once", fix=f"choose from: {', '.join(METHODS)}")
         if self.space not in SPACES:
             raise InputError(f"no space {self.space!r}", fix=f"choose from: {', '.join(SPACES)}")
+        if not 0 <= self.seed < 1 << 63:
+            raise InputError(f"seed={self.seed}", fix="choose 0 or more, below 2⁶³")
         turning = [method for method in self.methods if method in TO_PIVOT]
         if self.space == "joint" and turning:
             problem = f"{turning[0]} leaves the pivot as it is, which the joint space does not"
@@ -94,11 +96,14 @@ class NormalSpace:
 
     @classmethod
     def of(cls, language: str, vectors: WordVectors, settings: MapSettings) -> NormalSpace:
-        """Normalize vectors, which must be finite."""
+        """Normalize vectors, which must be finite and not all the same."""
         matrix = torch.from_numpy(np.asarray(vectors.matrix)).to(settings.device)
         rows, mean = normalize_space(matrix, settings.steps)
         if not rows.isfinite().all():
             raise InputError(f"{language} has vectors that are not finite", fix="make them again")
+        if not rows.any():
+            problem = f"all vectors of {language} are zero, or the same"
+            raise InputError(problem, fix="make them again")
         return cls(language, vectors, rows, mean)
 
 

@@ -24,7 +24,10 @@ class SeedDictionary:
     path: str
 
     def find_pairs(self, pivot: WordVectors, other: WordVectors) -> Pairs:
-        """Find the rows of entries whose words both have vectors: `src` the language's."""
+        """Find the rows of entries whose words both have vectors: `src` the language's.
+
+        A dictionary that has none is a mistake: of its languages, its case, or its columns.
+        """
         pairs = _look_up(self.entries, pivot, other)
         turned = _look_up([entry[::-1] for entry in self.entries], pivot, other)
         if len(turned) > len(pairs):
@@ -33,6 +36,12 @@ class SeedDictionary:
                 f"{len(pairs):,} as they stand",
                 file=self.path,
                 fix="name it after its columns, as en-de.txt, or swap them",
+            )
+        if len(pairs) == 0:
+            raise InputError(
+                f"none of its {len(self.entries):,} entries has two words with vectors",
+                file=self.path,
+                fix="check its languages and its case, or leave it out",
             )
         return pairs
 

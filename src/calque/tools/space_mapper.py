@@ -41,12 +41,14 @@ class LanguageReport:
     """What was chosen for a language and why, and P@1 in the space that all share.
 
     Of the `n_train_entries` and `n_dev_entries` of its dictionaries, `n_train` and `n_dev` have
-    vectors on both sides. `n_zero` words have a vector of zeros, which stays.
+    vectors on both sides. `n_zero` words have a vector of zeros, which stays; `n_duplicates`
+    repeated ones were left out when the vectors were read.
     """
 
     language: str
     n_words: int
     n_zero: int
+    n_duplicates: int
     chosen: str
     reason: str
     trials: list[Trial]
@@ -89,6 +91,18 @@ class MappedSpaces:
 
 
 @dataclass(frozen=True, slots=True)
+class _Known:
+    """The rows of a dictionary's entries, None without a dictionary, and the number of all."""
+
+    pairs: Pairs | None = None
+    n_entries: int = 0
+
+    @property
+    def n_pairs(self) -> int:
+        return 0 if self.pairs is None else len(self.pairs)
+
+
+@dataclass(frozen=True, slots=True)
 class _Decision:
     report: LanguageReport
     attempt: Attempt
@@ -115,14 +129,15 @@ def map_spaces(
     helps, a language keeps its vectors, which go the pivot's way (Hämmerl et al., 2022).
     """
     _check(spaces, pivot)
+    learned, judged = (_look_up(each or {}, spaces, pivot) for each in (train, dev))
     center = NormalSpace.of(pivot, spaces[pivot], settings)
     decisions = {
         language: _decide(
             center,
             NormalSpace.of(language, vectors, settings),
             settings,
-            (train or {}).get(language),
-            (dev or {}).get(language),
+            learned.get(language, _Known()),
+            judged.get(language, _Known()),
             on_round,
         )
         for language, vectors in spaces.items()
@@ -165,20 +180,29 @@ def _check(spaces: Mapping[str, WordVectors], pivot: str) -> None:
             )
 
 
+def _look_up(
+    dictionaries: Mapping[str, SeedDictionary], spaces: Mapping[str, WordVectors], pivot: str
+) -> dict[str, _Known]:
+    """Find what dictionaries have, of all languages before the first is learnt."""
+    return {
+        language: _Known(
+            dictionary.find_pairs(spaces[pivot], spaces[language]), len(dictionary.entries)
+        )
+        for language, dictionary in dictionaries.items()
+        if language in spaces
+    }
+
+
 def _decide(
     center: NormalSpace,
     other: NormalSpace,
     settings: MapSettings,
-    train: SeedDictionary | None,
-    dev: SeedDictionary | None,
+    train: _Known,
+    dev: _Known,
     on_round: OnRound,
 ) -> _Decision:
     """Try all methods on a language and choose."""
-    learned, judged = (
-        None if dictionary is None else dictionary.find_pairs(center.vectors, other.vectors)
-        for dictionary in (train, dev)
-    )
-    task = Task(center, other, learned, judged if judged is not None and len(judged) else None)
+    task = Task(center, other, train.pairs, dev.pairs)
     attempts = [] if task.dev is None else [try_unaligned(task)]
     for method in settings.methods:
         on_round(other.language, method, None)
@@ -192,13 +216,14 @@ def _decide(
         language=other.language,
         n_words=len(other.vectors),
         n_zero=_count_zeros(other),
+        n_duplicates=other.vectors.n_duplicates,
         chosen=best.trial.method,
         reason=reason,
         trials=[attempt.trial for attempt in attempts],
-        n_train=0 if learned is None else len(learned),
-        n_train_entries=0 if train is None else len(train.entries),
-        n_dev=0 if judged is None else len(judged),
-        n_dev_entries=0 if dev is None else len(dev.entries),
+        n_train=train.n_pairs,
+        n_train_entries=train.n_entries,
+        n_dev=dev.n_pairs,
+        n_dev_entries=dev.n_entries,
     )
     return _Decision(report, best, other.mean, task.dev)
 
@@ -224,8 +249,15 @@ def _solve(
 
 
 def _report_pivot(center: NormalSpace) -> LanguageReport:
-    n_words, n_zero = len(center.vectors), _count_zeros(center)
-    return LanguageReport(center.language, n_words, n_zero, PIVOT, "all others map to it", [])
+    return LanguageReport(
+        language=center.language,
+        n_words=len(center.vectors),
+        n_zero=_count_zeros(center),
+        n_duplicates=center.vectors.n_duplicates,
+        chosen=PIVOT,
+        reason="all others map to it",
+        trials=[],
+    )
 
 
 def _count_zeros(space: NormalSpace) -> int:

@@ -53,6 +53,8 @@ class X2StaticSettings:
         for name in ("n_negatives", "subsample", "learning_rate", "batch_sentences", "n_epochs"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name}={getattr(self, name)}", fix="choose more than 0")
+        if self.seed < 0:
+            raise InputError(f"seed={self.seed}", fix="choose 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
