@@ -1,4 +1,4 @@
-"""Small tokenizers of the three kinds, out of the pieces that a test needs."""
+"""Small tokenizers of the three kinds: of the pieces a test needs, or learnt from sentences."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+from calque.text.tokenization import train_tokenizer
+
+KINDS = ("sentencepiece", "byte-level", "wordpiece")
 BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 ROBERTA = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
 
@@ -42,10 +45,12 @@ def sentence_piece(
     return wrap(tokenizer, ROBERTA)
 
 
-def byte_level(sentences: Sequence[str], n_pieces: int = 400) -> PreTrainedTokenizerFast:
+def byte_level(
+    sentences: Sequence[str], n_pieces: int = 400, *, prefix_space: bool = True
+) -> PreTrainedTokenizerFast:
     """RoBERTa's kind, learnt from sentences: `Ġ` where words start, bytes in disguise."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=n_pieces,
@@ -55,6 +60,20 @@ def byte_level(sentences: Sequence[str], n_pieces: int = 400) -> PreTrainedToken
     )
     tokenizer.train_from_iterator(sentences, trainer)
     return wrap(tokenizer, ROBERTA)
+
+
+def make_tokenizer(kind: str, sentences: Sequence[str], size: int) -> PreTrainedTokenizerFast:
+    """Learn a tokenizer of one of the three kinds from sentences."""
+    if kind == "sentencepiece":
+        return train_tokenizer(sentences, size, character_coverage=1.0)
+    if kind == "byte-level":
+        return byte_level(sentences, size, prefix_space=False)
+    learner = word_piece([]).backend_tokenizer
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=list(BERT.values()), show_progress=False
+    )
+    learner.train_from_iterator(sentences, trainer)
+    return wrap(learner, BERT)
 
 
 def wrap(tokenizer: Tokenizer, roles: dict[str, str]) -> PreTrainedTokenizerFast:

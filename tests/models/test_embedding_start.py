@@ -82,7 +82,7 @@ def test_normal_rows() -> None:
 
 @pytest.mark.parametrize("known", [torch.zeros(0, 3), torch.zeros(1, 3)])
 def test_too_few_rows(known: torch.Tensor) -> None:
-    with pytest.raises(InputError, match=f"{len(known)} rows have no covariance"):
+    with pytest.raises(InputError, match=f"{len(known)} matched rows: no covariance"):
         draw_like(known, 2, generator())
 
 

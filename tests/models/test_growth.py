@@ -178,7 +178,7 @@ def test_unmatched_rows_may_be_normal() -> None:
 
 def test_nothing_matched_has_no_moments() -> None:
     mono = make_mono("bert", TOYS["word_piece"](["cat"]))
-    with pytest.raises(InputError, match=r"0 rows have no covariance \(draw normal rows instead\)"):
+    with pytest.raises(InputError, match=r"0 matched rows: no covariance \(set unmatched=normal\)"):
         grow(mono, TOYS["sentence_piece"](["▁Hund"]))
 
 

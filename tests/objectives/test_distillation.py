@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Folders = dict[str, Path]
 
 make_tokenizer: MakeTokenizer = runpy.run_path(
-    str(Path(__file__).parents[1] / "tokenizer_kinds.py")
+    str(Path(__file__).parents[1] / "toy_tokenizers.py")
 )["make_tokenizer"]
 
 ROOMY = BatchShape(tokens=1024, row=128, sequences=64, budget=1024)

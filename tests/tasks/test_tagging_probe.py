@@ -37,7 +37,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rows_are_those_of_the_probe(tiny_encoder: Encoder, data: Path) -> None:
-    found = score_tagging_probe(tiny_encoder, data / "ud", task=POS, model="m", layers=[1, -1])
+    told: list[str] = []
+    found = score_tagging_probe(
+        tiny_encoder, data / "ud", task=POS, model="m", layers=[1, -1], on_language=told.append
+    )
+    assert told == ["en", "de"]
     tests = {
         "en": read_tagged(TAGGED / "en_ewt-dev.conllu"),
         "de": read_tagged(TAGGED / "de_gsd-dev.conllu.xz"),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     MakeTokenizer = Callable[..., PreTrainedTokenizerFast]
 
-KINDS = runpy.run_path(str(Path(__file__).parents[1] / "tokenizer_kinds.py"))
+KINDS = runpy.run_path(str(Path(__file__).parents[1] / "toy_tokenizers.py"))
 make_tokenizer: MakeTokenizer = KINDS["make_tokenizer"]
 
 
@@ -219,11 +219,24 @@ def test_shared_pieces_spell_the_same(
     assert n_words > 50
 
 
+@pytest.mark.parametrize(("src", "tgt"), [*permutations(("sentencepiece", "wordpiece"))])
 def test_a_comma_is_matched_as_it_stands_after_a_word(
-    tokenizers: dict[str, PreTrainedTokenizerFast],
+    src: str, tgt: str, tokenizers: dict[str, PreTrainedTokenizerFast]
 ) -> None:
     """BERT's comma is a word of its own, SentencePiece's hangs on to the word before it."""
-    src, tgt = tokenizers["sentencepiece"], tokenizers["wordpiece"]
-    mine, theirs = match_pieces(src, tgt)
-    comma = src.convert_tokens_to_ids(",")
-    assert tgt.convert_ids_to_tokens(int(theirs[mine == comma][0])) == ","
+    one, other = tokenizers[src], tokenizers[tgt]
+    mine, theirs = match_pieces(one, other)
+    comma = one.convert_tokens_to_ids(",")
+    assert other.convert_ids_to_tokens(theirs[mine == comma].tolist()) == [","]
+
+
+def test_a_comma_inside_words_is_none_of_two_wordpieces() -> None:
+    """BERT lists a `##,`, but cuts commas off before it could be used."""
+    pieces = ["##,", ",", "##s", "cat"]
+    one, other = KINDS["word_piece"](pieces), KINDS["word_piece"](pieces[::-1])
+    mine, theirs = match_pieces(one, other)
+    matched = [
+        (one.convert_ids_to_tokens(a), other.convert_ids_to_tokens(b))
+        for a, b in zip(mine.tolist(), theirs.tolist(), strict=True)
+    ]
+    assert matched == [(piece, piece) for piece in (",", "##s", "cat")]

@@ -245,6 +245,7 @@ def test_files_may_be_listed() -> None:
         ({"source": "sw"}, "no test of its source 'sw'"),
         ({"languages": ["zh", "sw"]}, r"no test of 'sw' \(choose from: en zh\)"),
         ({"train": f"{TAGGED}/dev-en.tsv"}, "would learn from its test"),
+        ({"train": f"{TAGGED}/none.tsv"}, r"none.tsv: no such file .*probe.train"),
         ({"test": f"{TAGGED}/{{language}}_*.conllu*"}, "is of 'en' too"),
     ],
 )
@@ -277,6 +278,7 @@ def test_the_probe_is_no_part_of_what_a_run_is(tiny_recipe: MakeRecipe) -> None:
         ("probe.evry=3", r"probe.evry: unknown key; did you mean every\?"),
         ("probe.every=0", "probe.every: Input should be greater than 0, got 0"),
         ("probe.metric=f1", "probe.metric: Input should be 'accuracy' or 'span_f1', got 'f1'"),
+        ("objectives=[{kind: linear_map, solver: procrustes}]", "leaves the encoder as it is"),
     ],
 )
 def test_bad_settings_are_named(tiny_recipe: MakeRecipe, change: str, message: str) -> None:

@@ -53,6 +53,8 @@ def train(
     if in_one_pass and resume:
         raise InputError("--resume: maps are solved in one pass", fix="drop --resume, start again")
     check_folder(run, resume=resume)
+    if loaded.probe is not None:
+        loaded.probe.find_tests()  # what is missing is better said before text is prepared
     text = prepared or run / "text"
     with main_process_first() as is_main:
         # A run goes on with the text it began with, even if its sources have changed.

@@ -40,7 +40,7 @@ def draw_like(
     than dimensions do.
     """
     if len(known) < 2:
-        raise InputError(f"{len(known)} rows have no covariance", fix="draw normal rows instead")
+        raise InputError(f"{len(known)} matched rows: no covariance", fix="set unmatched=normal")
     mean = known.mean(dim=0, dtype=torch.float64)
     factor = _factor_covariance(known, mean).to(known)
     drawn = known.new_empty((n_rows, known.shape[1]))
@@ -76,5 +76,5 @@ def _factor_covariance(
     if scale == 0:  # all rows are the same
         return torch.zeros_like(covariance)
     raise InputError(
-        "the covariance of the matched rows cannot be factored", fix="draw normal rows instead"
+        "the covariance of the matched rows cannot be factored", fix="set unmatched=normal"
     )

@@ -16,7 +16,7 @@ import torch
 
 from calque.models.embedding_start import combine_rows, draw_like, draw_normal
 from calque.models.families import family_of
-from calque.models.loading import build_model, load_checkpoint
+from calque.models.loading import HeadlessCheckpoint, build_model, load_checkpoint
 from calque.models.vocabulary import SPECIAL, UNMATCHED
 from calque.types import InputError
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 Initialize: TypeAlias = Literal["both", "body", "embeddings", "none"]
 Unmatched: TypeAlias = Literal["moments", "normal"]
 NORMAL_DEVIATION = 0.02
-NO_HEAD = "no language-modelling head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +43,14 @@ class Mono:
 
 def load_mono(name: str | Path) -> Mono:
     """Load a monolingual model; one without a language-modelling head will do."""
-    with warnings.catch_warnings(record=True) as caught, torch.random.fork_rng():
-        warnings.simplefilter("always")
+    # A head that is missing is drawn at random: that is no business of the caller's generator.
+    with warnings.catch_warnings(record=True) as caught, torch.random.fork_rng(devices=()):
+        warnings.simplefilter("always", HeadlessCheckpoint)
         model, tokenizer, folder = load_checkpoint(name, torch.float32)
-    is_headless = [NO_HEAD in str(warning.message) for warning in caught]
-    for warning, is_expected in zip(caught, is_headless, strict=True):
-        if not is_expected:
-            warnings.warn(warning.message, stacklevel=2)
-    return Mono(model, tokenizer, folder, not any(is_headless))
+    others = [each for each in caught if not issubclass(each.category, HeadlessCheckpoint)]
+    for warning in others:
+        warnings.warn(warning.message, stacklevel=2)
+    return Mono(model, tokenizer, folder, has_head=len(others) == len(caught))
 
 
 def grow_model(
@@ -69,8 +68,8 @@ def grow_model(
     What is not copied is new: drawn with the seed as the architecture says.
     """
     config = adapt_config(mono.model, n_rows, roles)
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.default_generator.manual_seed(seed)
         model = build_model(config)
         if copies_body:
             copy_body(mono, model)

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 EMBEDDED = "calque-mini"
 
 
+class HeadlessCheckpoint(UserWarning):
+    """The checkpoint has no language-modelling head, so that one is drawn at random."""
+
+
 def embedded_models() -> dict[str, Path]:
     """Name the models inside the package and their folders."""
     root = Path(str(resources.files("calque"))) / "data" / "models"
@@ -218,5 +222,6 @@ def _check_keys(folder: Path, family: Family, info: dict[str, Any]) -> None:
     if head:
         warnings.warn(
             f"{folder}: no language-modelling head in the checkpoint; it starts at random",
+            HeadlessCheckpoint,
             stacklevel=2,
         )

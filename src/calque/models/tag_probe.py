@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
@@ -107,7 +107,12 @@ class TagProbe:
             if not text.is_tagged.any():
                 raise InputError(f"the probe's {name} has no tags", fix="give a tagged file")
 
-    def measure(self, encoder: Encoder, layers: Sequence[int]) -> dict[int, TransferScores]:
+    def measure(
+        self,
+        encoder: Encoder,
+        layers: Sequence[int],
+        on_language: Callable[[str], None] = lambda language: None,
+    ) -> dict[int, TransferScores]:
         """Score an encoder at some layers; it is read in evaluation mode and left as it was."""
         was_training = encoder.training
         encoder.eval()
@@ -119,6 +124,7 @@ class TagProbe:
                 for layer, tagger, here in zip(layers, taggers, states, strict=True):
                     found = tagger.predict(here).cpu().numpy()
                     scores[layer][language] = self._score(text, found)
+                on_language(language)
         finally:
             encoder.train(was_training)
         return {layer: TransferScores(self.source, by_name) for layer, by_name in scores.items()}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from calque.models.encoder import Encoder
+from calque.models.loading import HeadlessCheckpoint
 from calque.types import InputError
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from calque.types import TokenBatch
-
-NO_HEAD = ".*no language-modelling head"
 
 
 class Teacher:
@@ -33,10 +32,10 @@ class Teacher:
     def load(cls, name: str, *, needs_head: bool) -> Self:
         """Load a folder or a hub name; without a language-modelling head, if none is needed."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("error" if needs_head else "ignore", message=NO_HEAD)
+            warnings.simplefilter("error" if needs_head else "ignore", HeadlessCheckpoint)
             try:
                 return cls(Encoder.load(name))
-            except UserWarning as warning:
+            except HeadlessCheckpoint as warning:
                 raise InputError(
                     "this teacher has no language-modelling head: it cannot guess tokens",
                     file=name,

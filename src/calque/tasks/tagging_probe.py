@@ -49,7 +49,7 @@ def score_tagging_probe(
     layers: Sequence[int] | None = None,
     train_sentences: int = 2000,
     test_sentences: int = 200,
-    on_language: Callable[[str], None] | None = None,
+    on_language: Callable[[str], None] = lambda language: None,
 ) -> list[Score]:
     """Fit a linear tagger on English words' first subwords, and score it in all languages.
 
@@ -65,14 +65,11 @@ def score_tagging_probe(
     sizes = {name: len(test) for name, test in tests.items()}
     sizes[MEAN] = sum(sizes.values()) - sizes[SOURCE]
     scores: list[Score] = []
-    for layer, found in probe.measure(encoder, asked).items():
+    for layer, found in probe.measure(encoder, asked, on_language).items():
         make = partial(Score, model, task, layer=layer)
         for name, value in {**found.scores, MEAN: found.others}.items():
             scores.append(make(name, files.metric, value, sizes[name]))
         scores.append(make(MEAN, GAP, found.gap, sizes[MEAN]))
-    for name in tests:
-        if on_language is not None:
-            on_language(name)
     return scores
 
 

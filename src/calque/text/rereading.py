@@ -93,18 +93,21 @@ def match_pieces(
     Where a word starts is part of the spelling, but for marks that a tokenizer cuts off anyway:
     those are paired as they stand after a word.
     """
-    places: dict[str, int] = {}
-    other = Vocabulary.of(tgt)
-    for number, text in enumerate(other.texts):
-        if text is not None:
-            places.setdefault(text.removeprefix(" ") if number in other.lone else text, number)
-    pairs: dict[int, int] = {}
-    for number, text in enumerate(Vocabulary.of(src).texts):
-        if text is not None and text in places:
-            pairs.setdefault(places.pop(text), number)
-    both = sorted((number, other) for other, number in pairs.items())
+    mine, theirs = (_number_spellings(Vocabulary.of(each)) for each in (src, tgt))
+    both = sorted((number, theirs[text]) for text, number in mine.items() if text in theirs)
     array = np.array(both, dtype=np.int64).reshape(-1, 2)
     return array[:, 0], array[:, 1]
+
+
+def _number_spellings(vocabulary: Vocabulary) -> dict[str, int]:
+    """Give the piece of each spelling; of several, one that is cut off anyway, or the first."""
+    numbers: dict[str, int] = {}
+    for number in sorted(vocabulary.lone):
+        numbers.setdefault((vocabulary.texts[number] or "").removeprefix(" "), number)
+    for number, text in enumerate(vocabulary.texts):
+        if text is not None and number not in vocabulary.lone:
+            numbers.setdefault(text, number)
+    return numbers
 
 
 def _encode(text: str) -> bytes:

@@ -103,7 +103,7 @@ def open_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
     """Open the tokenizer of a folder, a file tokenizer.json, a hub name or an embedded model."""
     path = embedded_models().get(str(name), Path(name))
     if not path.is_file():
-        tokenizer = load_tokenizer(path if path.is_dir() else _fetch_tokenizer(str(name)))
+        tokenizer = load_tokenizer(path if path.is_dir() else name)
     elif path.name == "tokenizer.json" and path.with_name("tokenizer_config.json").is_file():
         tokenizer = load_tokenizer(path.parent)
     else:
@@ -167,17 +167,6 @@ def _read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     except Exception as error:  # the tokenizers library raises nothing more precise
         problem = f"no tokenizer could be loaded: {first_line(error)}"
         raise InputError(problem, file=path, fix="give a tokenizer.json, or a folder") from error
-
-
-def _fetch_tokenizer(name: str) -> Path:
-    """Fetch what a tokenizer needs from the hub, and no weights."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.model", "*.txt"]))
-    except Exception as error:  # the hub client raises many kinds: offline, gated, not a name
-        problem = f"no such file or folder, and the hub gave: {first_line(error)}"
-        raise InputError(problem, file=name, fix="check the name") from error
 
 
 def _write(encoder: Encoder, report: GrowReport, output: Path) -> None:

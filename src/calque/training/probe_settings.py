@@ -52,6 +52,8 @@ class ProbeSection(BaseModel):
                 raise InputError(f"the probe has no test of {name!r}", file=self.test, fix=fix)
         if self.source not in found:
             raise InputError(f"the probe has no test of its source {self.source!r}", file=self.test)
+        if not Path(self.train).is_file():
+            raise InputError("no such file", file=self.train, fix="correct the path in probe.train")
         if found[self.source].resolve() == Path(self.train).resolve():
             raise InputError(
                 "the probe would learn from its test", file=self.train, fix="give another file"

@@ -88,7 +88,7 @@ def _take_probe(run: Run, probe: RunProbe | None, telemetry: Telemetry) -> None:
 
 def _copy_whole(encoder: Encoder, state: Mapping[str, Tensor]) -> Encoder:
     """Make an encoder that is not sharded, with the weights gathered."""
-    with torch.random.fork_rng():  # a new model draws weights before it is given others
+    with torch.random.fork_rng(devices=()):  # a new model draws weights before it is given others
         model = build_model(encoder.model.config)
     missing, unexpected = model.load_state_dict(state, strict=False)
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())  # these are there once

@@ -243,6 +243,12 @@ class Recipe(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _something_to_probe(self) -> Recipe:
+        if self.probe is not None and any(each.kind == "linear_map" for each in self.objectives):
+            raise ValueError("probe: linear_map leaves the encoder as it is; drop the probe")
+        return self
+
     def fingerprint(self) -> str:
         """Identify everything that a resumed run must share with the run it resumes."""
         content = self.model_dump(exclude={"telemetry", "engine", "checkpoints", "probe"})

@@ -156,8 +156,8 @@ def build_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder
             )
         _forget_origin(encoder, recipe.name)
     else:
-        with torch.random.fork_rng():
-            torch.manual_seed(recipe.seed)
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(recipe.seed)
             encoder = Encoder(build_model(make_config(recipe.model, tokenizer)), tokenizer)
     _set_dropout(encoder, recipe.model)
     if recipe.data.max_length > encoder.max_tokens:
