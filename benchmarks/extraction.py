@@ -2,10 +2,15 @@
 
 The bare forward runs the encoder on all sentences, tokenised and sorted beforehand; an epoch of
 X2Static leaves out sentences that sub-sampling leaves without targets, unless every word is one
-("all words"). Reading is done once, however many epochs follow. Rounds alternate, and each way's
-best counts.
+("all words"). Reading is done once, however many epochs follow, and so is making the table, which
+is not timed. Rounds alternate, and each way's best counts. Blocks are planned while others are
+encoded: give some ten thousand sentences to see it.
+
+With --host the encoder costs nothing and states have one dimension: what is left is the time that
+each of the two threads needs to keep a device busy, the device's own operators aside.
 
     python benchmarks/extraction.py --text wiki.de.txt --language de --threads 1
+    python benchmarks/extraction.py --text wiki.de.txt --language de --threads 1 --host
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -23,14 +29,34 @@ import torch
 
 from calque.api import load
 from calque.models.encoder import Encoder
-from calque.tools.embedder import device_of, run_batches
+from calque.tools.embedder import BATCH_TOKENS, device_of, run_batches
 from calque.tools.static_corpus import CorpusFilter, CorpusReader
 from calque.tools.static_extractor import ExtractJob, Method, learn, make_learner
-from calque.tools.static_learners import BLOCK_SENTENCES, PoolingSettings, X2StaticSettings
+from calque.tools.static_learners import (
+    BLOCK_SENTENCES,
+    Learner,
+    PoolingSettings,
+    X2StaticSettings,
+)
 from calque.tools.static_vocabulary import VocabularyLimits, WordCorpus, number_corpus
-from calque.tools.word_contexts import OccurrenceBatch, find_occurrences, plan_batches
+from calque.tools.word_contexts import (
+    OccurrenceBatch,
+    OccurrenceBlock,
+    embed_occurrences,
+    find_occurrences,
+    plan_block,
+)
+from calque.types import TokenBatch
 
 GOAL = 1.5
+METHODS: dict[str, Method] = {
+    "x2static": X2StaticSettings(n_epochs=1),
+    "x2static, all words": X2StaticSettings(n_epochs=1, subsample=1),
+    # So few targets, and a negative each, that computing costs little beside being told to.
+    "x2static, few targets": X2StaticSettings(n_epochs=1, subsample=3e-8, n_negatives=1),
+    "pooling": PoolingSettings(),
+}
+Prepare = Callable[[], Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -62,6 +88,9 @@ def main() -> None:
         text = options.text or write_demo(Path(scratch))
         reading = Timing.of(lambda: read_corpus(encoder, job, text, Path(scratch)))
         corpus = WordCorpus.open(Path(scratch))
+        if options.host:
+            show_host(FreeEncoder(encoder), corpus, options.rounds)
+            return
         timings = measure(list_ways(encoder, corpus, layer), options.rounds)
     show(encoder, corpus, layer, {"reading and numbering": reading, **timings})
 
@@ -82,6 +111,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--host", action="store_true", help="time the threads on their own")
     return parser.parse_args()
 
 
@@ -92,15 +122,16 @@ def write_demo(folder: Path) -> Path:
     return path
 
 
-def list_ways(encoder: Encoder, corpus: WordCorpus, layer: int) -> dict[str, Callable[[], None]]:
+def list_ways(encoder: Encoder, corpus: WordCorpus, layer: int) -> dict[str, Prepare]:
     def extract(method: Method) -> Callable[[], None]:
-        return lambda: learn(encoder, corpus, make_learner(corpus, encoder, method), layer)
+        learner = make_learner(corpus, encoder, method)
+        return lambda: learn(encoder, corpus, learner, layer)
 
+    bare = bare_forward(encoder, corpus, layer)
+    names = ("x2static", "x2static, all words", "pooling")
     return {
-        "bare forward": bare_forward(encoder, corpus, layer),
-        "x2static": extract(X2StaticSettings(n_epochs=1)),
-        "x2static, all words": extract(X2StaticSettings(n_epochs=1, subsample=1)),
-        "pooling": extract(PoolingSettings()),
+        "bare forward": lambda: bare,
+        **{name: partial(extract, METHODS[name]) for name in names},
     }
 
 
@@ -110,7 +141,7 @@ def bare_forward(encoder: Encoder, corpus: WordCorpus, layer: int) -> Callable[[
     for start in range(0, len(corpus), BLOCK_SENTENCES):
         index = np.arange(start, min(start + BLOCK_SENTENCES, len(corpus)))
         found = find_occurrences(corpus, index, lambda rows, n_others: rows >= -1)
-        batches += plan_batches(encoder, found, "word")
+        batches += plan_block(encoder, corpus, found, "word").batches()
 
     @torch.inference_mode()
     def forward(batch: OccurrenceBatch) -> None:
@@ -120,15 +151,53 @@ def bare_forward(encoder: Encoder, corpus: WordCorpus, layer: int) -> Callable[[
     return lambda: run_batches(forward, batches, n_workers)
 
 
-def measure(ways: dict[str, Callable[[], None]], n_rounds: int) -> dict[str, Timing]:
+def measure(ways: dict[str, Prepare], n_rounds: int) -> dict[str, Timing]:
     runs: dict[str, list[Timing]] = {name: [] for name in ways}
     for _ in range(n_rounds):
-        for name, work in ways.items():
-            runs[name].append(Timing.of(work))
+        for name, prepare in ways.items():
+            runs[name].append(Timing.of(prepare()))
     return {
         name: Timing(min(run.wall for run in mine), min(run.cpu for run in mine))
         for name, mine in runs.items()
     }
+
+
+class FreeEncoder(torch.nn.Module):
+    """Stands for an encoder; its states have one dimension and cost nothing."""
+
+    hidden_size = 1
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.tokenizer = encoder.tokenizer
+        self.states = torch.nn.Parameter(torch.randn(1 << 18, 1), requires_grad=False)
+
+    def forward(self, tokens: TokenBatch, layers: list[int]) -> list[torch.Tensor]:
+        return [self.states[: len(tokens.ids)]]
+
+
+def show_host(encoder: FreeEncoder, corpus: WordCorpus, n_rounds: int) -> None:
+    """Print the CPU microseconds a sentence of either thread, in batches of a GPU's size."""
+    print(f"{len(corpus):,} sentences, microseconds a sentence, best of {n_rounds}")
+    print(f"{'':24}{'planning':>10}{'learning':>10}")
+    for name, method in METHODS.items():
+        runs = [time_host(encoder, corpus, method) for _ in range(n_rounds)]
+        planning, learning = (1e6 * min(times) / len(corpus) for times in zip(*runs, strict=True))
+        print(f"{name:24}{planning:10.2f}{learning:10.2f}")
+
+
+def time_host(encoder: FreeEncoder, corpus: WordCorpus, method: Method) -> tuple[float, float]:
+    learner: Learner = make_learner(corpus, encoder, method)
+    times, order, size = [time.thread_time()], learner.order(0), learner.block_sentences
+    blocks: list[OccurrenceBlock] = []
+    for number, start in enumerate(range(0, len(corpus), size)):
+        found = find_occurrences(corpus, order[start : start + size], learner.choose(number))
+        blocks.append(plan_block(encoder, corpus, found, learner.view, BATCH_TOKENS["cuda"]))
+    times.append(time.thread_time())
+    for number, block in enumerate(blocks):
+        learner.absorb(number, block, embed_occurrences(encoder, block, 0, learner.view))
+    times.append(time.thread_time())
+    return times[1] - times[0], times[2] - times[1]
 
 
 def show(encoder: Encoder, corpus: WordCorpus, layer: int, timings: dict[str, Timing]) -> None:

@@ -20,7 +20,7 @@ import argparse
 import json
 import lzma
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from random import Random
@@ -197,12 +197,14 @@ def score(spaces: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
 
     ready = {name: VectorSpace.of(each, name, options.device) for name, each in spaces.items()}
     found: dict[str, Any] = {}
+    train, _ = split_dictionaries(options.muse, list(spaces))
     for language in ready:
         if language == PIVOT:
             continue
         translators = [Translator.make(ready[PIVOT], ready[language], each) for each in SETTINGS]
         for pair in (f"{PIVOT}-{language}", f"{language}-{PIVOT}"):
             entries = list(read_dictionary(options.muse / f"{pair}{TEST_SUFFIX}"))
+            entries = drop_learned(entries, train[language].entries if pair[-2:] == PIVOT else [])
             result = score_dictionary(translators, entries)
             found[pair] = {
                 "coverage": result.coverage,
@@ -218,6 +220,16 @@ def score(spaces: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
     if options.similarity is not None:
         row["similarity"] = score_similarity(ready, options.similarity)
     return {**row, "muse": found}
+
+
+def drop_learned(entries: list[Any], learned: Sequence[Any]) -> list[Any]:
+    """Leave out words of a test whose translation the training dictionary, turned round, has.
+
+    MUSE's words to learn from and to test are apart in one direction only.
+    """
+    pairs = {(other, english) for english, other in learned}
+    known = {entry[0] for entry in entries if tuple(entry) in pairs}
+    return [entry for entry in entries if entry[0] not in known]
 
 
 def score_similarity(spaces: dict[str, Any], folder: Path) -> dict[str, Any]:

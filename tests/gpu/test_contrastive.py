@@ -124,6 +124,7 @@ def test_autocast_is_finite_and_close_to_single_precision(
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # by inductor
 def test_a_compiled_step_is_one_graph_with_the_same_loss(
     encoder: Encoder, objective: Objective
 ) -> None:

@@ -9,10 +9,11 @@ import signal
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from calque.tools import resumable_file
+from calque.tools import journal, resumable_file
 from calque.tools.journal import JournaledFile
 from calque.tools.resumable_file import ResumableFile, check_unfinished, working_folder
 from calque.tools.shards import Shard
@@ -273,3 +274,22 @@ def test_one_process_does_not_go_on_for_two(tmp_path: Path) -> None:
         write(tmp_path / "out", resume=True)
     settings = json.loads((tmp_path / "out.partial" / "settings.json").read_text())
     assert settings == SETTINGS | {"processes": 2}
+
+
+def test_ctrl_c_while_the_disk_is_slow_keeps_the_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, syncs = tmp_path / "out", count(1)
+
+    def sync(stream: BinaryIO) -> None:
+        stream.flush()
+        if next(syncs) == 2:  # the first block is on the disk, and its record being written
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(journal, "_sync", sync)
+    with pytest.raises(KeyboardInterrupt):
+        write(target)
+    monkeypatch.undo()
+    assert working_folder(target).is_dir()
+    write(target, resume=True)
+    assert target.read_bytes() == WHOLE

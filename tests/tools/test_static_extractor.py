@@ -6,12 +6,14 @@ import itertools
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from calque.models.encoder import Encoder
 from calque.models.static import read_vectors
@@ -34,8 +36,8 @@ from calque.tools.static_vocabulary import (
     cut_sentences,
     number_corpus,
 )
-from calque.tools.word_contexts import embed_occurrences, find_occurrences, plan_batches
-from calque.tools.word_table import WordTable, negative_sampling
+from calque.tools.word_contexts import embed_occurrences, find_occurrences, plan_block
+from calque.tools.word_table import WordTable, loss_of, negative_sampling, signs_of
 from calque.types import InputError
 
 Row = tuple[str, str, str]
@@ -83,14 +85,14 @@ def test_loss_and_gradient_by_hand() -> None:
     words = torch.tensor([[0, 1, 2], [1, 0, 2]])
     scores = (table[words] * contexts[:, None]).sum(-1)
     assert scores.tolist() == [[1.0, 2.0, 0.0], [-2.0, 0.5, -1.5]]
-    loss, gradient = negative_sampling(scores)
+    exponents, gradient = negative_sampling(scores, signs_of(3, CPU))
 
     def log1pexp(x: float) -> float:
         return math.log(1 + math.exp(x))
 
     first = log1pexp(-1) + log1pexp(2) + log1pexp(0)
     second = log1pexp(2) + log1pexp(0.5) + log1pexp(-1.5)
-    assert loss.item() == pytest.approx((first + second) / 2, rel=1e-6)
+    assert loss_of(exponents).item() == pytest.approx(first + second, rel=1e-6)
     # d/ds log(1 + e^−s) = −1/(1 + e^s); d/ds log(1 + e^s) = 1/(1 + e^−s).
     assert gradient[0].tolist() == pytest.approx([-0.2689414 / 2, 0.8807971 / 2, 0.25], rel=1e-5)
     assert gradient[1].tolist() == pytest.approx(
@@ -99,8 +101,9 @@ def test_loss_and_gradient_by_hand() -> None:
 
 
 def test_clamped_scores_have_a_bounded_loss_and_no_gradient() -> None:
-    loss, gradient = negative_sampling(torch.tensor([[-50.0, 50.0, 20.0]]))
-    assert loss.item() == pytest.approx(60, abs=1e-6)
+    scores = torch.tensor([[-50.0, 50.0, 20.0]])
+    exponents, gradient = negative_sampling(scores, signs_of(3, CPU))
+    assert loss_of(exponents).item() == pytest.approx(60, abs=1e-6)
     assert gradient.tolist() == [[0.0, 0.0, pytest.approx(1.0)]]
 
 
@@ -116,10 +119,14 @@ def test_clamped_scores_have_a_bounded_loss_and_no_gradient() -> None:
 )
 def test_gradient_is_that_of_the_loss(rows: list[list[float]]) -> None:
     scores = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
-    loss, gradient = negative_sampling(scores)
-    (expected,) = torch.autograd.grad(loss, scores)
-    torch.testing.assert_close(gradient, expected)
-    assert torch.autograd.gradcheck(lambda x: negative_sampling(x)[0], [scores])
+    signs = signs_of(3, CPU).double()
+
+    def mean_loss(scores: torch.Tensor) -> torch.Tensor:
+        return loss_of(negative_sampling(scores, signs)[0]) / len(scores)
+
+    (expected,) = torch.autograd.grad(mean_loss(scores), scores)
+    torch.testing.assert_close(negative_sampling(scores, signs)[1], expected)
+    assert torch.autograd.gradcheck(mean_loss, [scores])
 
 
 # The table.
@@ -134,20 +141,58 @@ def test_steps_are_those_of_sparse_adam(seed: int, n_words: int) -> None:
     module.weight.data.copy_(table.vectors)
     optimizer = torch.optim.SparseAdam(module.parameters(), lr=1e-2)
     random = torch.Generator().manual_seed(seed)
-    for _ in range(4):
+    for n_targets in ([5], [1, 4], [2, 2, 1]):
         contexts = 10 * torch.randn(5, 6, generator=random)
         words = torch.randint(0, n_words, (5, 4), generator=random)
-        loss = table.step(contexts, words, 1e-2)
-        scores = (module(words) * contexts[:, None]).sum(-1).clamp(-20, 20)
-        # As in the release: the mean loss of the targets, and of each column of negatives.
-        parts = [torch.log(1 + torch.exp(-scores[:, 0])).mean()]
-        parts += [torch.log(1 + torch.exp(scores[:, k])).mean() for k in (1, 2, 3)]
-        expected = torch.stack(parts).sum()
-        optimizer.zero_grad()
-        expected.backward()
-        optimizer.step()
-        torch.testing.assert_close(loss, expected.detach())
+        loss, expected = table.take_steps(contexts, words, n_targets, 1e-2), 0.0
+        for context, step in zip(contexts.split(n_targets), words.split(n_targets), strict=True):
+            scores = (module(step) * context[:, None]).sum(-1).clamp(-20, 20)
+            # As in the release: the mean loss of the targets, and of each column of negatives.
+            parts = [torch.log(1 + torch.exp(-scores[:, 0])).mean()]
+            parts += [torch.log(1 + torch.exp(scores[:, k])).mean() for k in (1, 2, 3)]
+            optimizer.zero_grad()
+            torch.stack(parts).sum().backward()
+            optimizer.step()
+            expected += len(step) * sum(part.item() for part in parts)
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
         torch.testing.assert_close(table.vectors, module.weight.detach(), atol=2e-6, rtol=0)
+
+
+class Operators(TorchDispatchMode):
+    """Counts what torch is asked to compute; views compute nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if not func.is_view:
+            self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **kwargs or {})
+
+
+def test_steps_are_few_operators_that_wait_for_nothing(
+    tiny_encoder: Encoder, corpus: WordCorpus
+) -> None:
+    """A GPU would be idle while steps are sent to it, or while one asks for a result."""
+
+    def count(batch_sentences: int) -> Counter[str]:
+        settings = X2StaticSettings(subsample=1, batch_sentences=batch_sentences, n_epochs=1)
+        learner = make_learner(corpus, tiny_encoder, settings)
+        found = find_occurrences(corpus, np.arange(len(corpus)), learner.choose(0))
+        block = plan_block(tiny_encoder, corpus, found, learner.view)
+        vectors = torch.randn(len(block.rows), tiny_encoder.hidden_size)
+        with Operators() as operators:
+            learner.absorb(0, block, vectors)
+        return operators.counts
+
+    one, three = count(len(corpus)), count(len(corpus) // 3)
+    assert three.total() - one.total() <= 2 * 21
+    waiting = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim"}
+    assert not waiting & set(three)
+    assert "_to_copy" not in three  # the block brings all that is needed
 
 
 def test_a_table_begins_near_zero() -> None:
@@ -217,7 +262,7 @@ def test_words_cut_off_are_no_targets(tiny_encoder: Encoder, tmp_path: Path) -> 
     assert found.cut == CutReport(n_sentences=1, n_words=2)
     occurrences = find_occurrences(found, np.array([0, 1]), lambda rows, n_others: rows >= 0)
     assert occurrences.rows.tolist() == [0, 1]
-    assert occurrences.pieces.lengths.tolist() == [n_pieces["one"], n_pieces["last"]]
+    assert occurrences.n_pieces.tolist() == [n_pieces["one"], n_pieces["last"]]
 
 
 def test_a_sentence_that_begins_with_a_huge_word_is_dropped() -> None:
@@ -260,8 +305,8 @@ def test_views_of_an_occurrence(
 ) -> None:
     index = np.array([4, 0, 9, 7])
     found = find_occurrences(corpus, index, lambda rows, n_others: (rows >= 0) & (n_others > 0))
-    batches = plan_batches(tiny_encoder, found, view, batch_tokens)
-    vectors = embed_occurrences(tiny_encoder, batches, len(found.rows), layer, view)
+    block = plan_block(tiny_encoder, corpus, found, view, batch_tokens)
+    vectors = embed_occurrences(tiny_encoder, block, layer, view)
     expected, rows = [], []
     for number in index:
         states, spans = states_of(tiny_encoder, sentences[number], layer)
@@ -274,6 +319,39 @@ def test_views_of_an_occurrence(
             expected.append(states[list(chosen)].mean(0))
     assert found.rows.tolist() == rows
     torch.testing.assert_close(vectors, torch.stack(expected), atol=1e-5, rtol=1e-4)
+
+
+def test_blocks_hold_what_transformers_would_be_given(
+    tiny_encoder: Encoder, corpus: WordCorpus, sentences: list[list[str]]
+) -> None:
+    """Ids and positions of every sentence, wherever it lies; those without targets are left out."""
+    wanted = 2
+    found = find_occurrences(corpus, np.arange(20), lambda rows, n_others: rows == wanted)
+    block = plan_block(tiny_encoder, corpus, found, "word", batch_tokens=30)
+    batches, laid_out = block.batches(), []
+    for batch in batches:
+        offsets = batch.tokens.offsets.tolist()
+        assert batch.tokens.longest == max(np.diff(offsets))
+        assert batch.tokens.n_real == offsets[-1]
+        for first, end in itertools.pairwise(offsets):
+            assert batch.tokens.positions[first:end].tolist() == list(range(end - first))
+            laid_out.append(batch.tokens.ids[first:end].tolist())
+    word = corpus.words[wanted]
+    texts = [" ".join(words) for words in sentences[:20] if word in words]
+    expected = [tiny_encoder.tokenizer(text)["input_ids"] for text in texts]
+    assert len(texts) > len(batches) > 1
+    assert sorted(laid_out) == sorted(expected)
+    assert block.rows.tolist() == [wanted] * sum(text.split().count(word) for text in texts)
+
+
+def test_a_block_without_occurrences(tiny_encoder: Encoder, corpus: WordCorpus) -> None:
+    found = find_occurrences(corpus, np.arange(9), lambda rows, n_others: rows > len(corpus.words))
+    block = plan_block(tiny_encoder, corpus, found, "others")
+    assert block.batches() == []
+    assert embed_occurrences(tiny_encoder, block, 2, "others").shape == (
+        0,
+        tiny_encoder.hidden_size,
+    )
 
 
 def test_a_lone_word_has_no_context(tiny_encoder: Encoder, tmp_path: Path) -> None:
@@ -459,7 +537,7 @@ def test_a_gpu_learns_the_same(tiny_folder: Path, corpus: WordCorpus) -> None:
         words = torch.randint(0, 20, (30, 4), generator=random)
         for table in tables:
             device = table.vectors.device
-            table.step(contexts.to(device), words.to(device), 1e-2)
+            table.take_steps(contexts.to(device), words.to(device), [10, 20], 1e-2)
     torch.testing.assert_close(tables[1].vectors.cpu(), tables[0].vectors, atol=1e-5, rtol=0)
 
 

@@ -60,8 +60,8 @@ class JournaledFile:
         _sync(self.data)
         record = Record(block, self.data.tell(), digest, figures)
         self.journal.write(record.to_line())
+        self.last = record  # before the wait, in which Ctrl-C may come: the block is noted
         _sync(self.journal)
-        self.last = record
 
     def clear(self) -> None:
         """Forget all blocks."""

@@ -25,7 +25,12 @@ from calque.tools.static_learners import (
 )
 from calque.tools.static_vocabulary import VocabularyLimits, WordCorpus, number_corpus
 from calque.tools.windows import marks_of
-from calque.tools.word_contexts import embed_occurrences, find_occurrences, plan_batches
+from calque.tools.word_contexts import (
+    OccurrenceBlock,
+    embed_occurrences,
+    find_occurrences,
+    plan_block,
+)
 from calque.types import InputError
 
 if TYPE_CHECKING:
@@ -164,17 +169,17 @@ def learn(
         start = kept[1]
         on_sentences(start // n_blocks * len(corpus) + start % n_blocks * size)
 
-    def plan(number: int) -> Any:
+    def plan(number: int) -> tuple[int, OccurrenceBlock]:
         index = order(number // n_blocks)[number % n_blocks * size :][:size]
         found = find_occurrences(corpus, index, learner.choose(number))
-        return number, found, plan_batches(encoder, found, learner.view)
+        return number, plan_block(encoder, corpus, found, learner.view)
 
-    for number, found, batches in _run_ahead(plan, range(start, learner.n_epochs * n_blocks)):
-        vectors = embed_occurrences(encoder, batches, len(found.rows), layer, learner.view)
-        learner.absorb(number, found, vectors)
+    for number, planned in _run_ahead(plan, range(start, learner.n_epochs * n_blocks)):
+        block = planned.to(device_of(encoder))
+        learner.absorb(number, block, embed_occurrences(encoder, block, layer, learner.view))
         if folder is not None:
             folder.save_if_due(learner.state, number + 1)
-        on_sentences(len(found.n_found))
+        on_sentences(len(block.n_found))
 
 
 def check_output(path: Path, paths: Sequence[str]) -> None:

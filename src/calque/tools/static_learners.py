@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from calque.tools.static_vocabulary import WordCorpus
-    from calque.tools.word_contexts import Choose, Occurrences, View
+    from calque.tools.word_contexts import Choose, OccurrenceBlock, View
 
     IntArray = npt.NDArray[np.int64]
     FloatArray = npt.NDArray[np.float64]
@@ -78,7 +77,7 @@ class Learner(Protocol):
     def choose(self, block: int) -> Choose:
         """Give what chooses words out of a block."""
 
-    def absorb(self, block: int, found: Occurrences, vectors: Tensor) -> None:
+    def absorb(self, number: int, block: OccurrenceBlock, vectors: Tensor) -> None:
         """Learn from occurrences and what the encoder made of them."""
 
     def state(self) -> dict[str, Tensor]:
@@ -125,39 +124,33 @@ class X2StaticLearner:
 
         return is_target
 
-    def absorb(self, block: int, found: Occurrences, vectors: Tensor) -> None:
+    def absorb(self, number: int, block: OccurrenceBlock, vectors: Tensor) -> None:
         """Take a step for every batch of sentences, in the order of the text."""
-        if block % self._n_blocks == 0:
+        if number % self._n_blocks == 0:
             self.figures.zero_()
-        targets = torch.from_numpy(found.rows).to(self.device)
-        words = torch.cat([targets[:, None], self._draw_negatives(block, len(targets))], dim=1)
-        self.figures[0] += len(targets)
-        ends = np.concatenate([[0], np.cumsum(found.n_found)])
-        rate = self.settings.learning_rate
-        bounds = [*ends[: -1 : self.settings.batch_sentences].tolist(), int(ends[-1])]
-        for low, high in pairwise(bounds):
-            if low < high:
-                loss = self.table.step(vectors[low:high], words[low:high], rate)
-                self.figures[1] += loss * (high - low)
+        if len(vectors) == 0:
+            return
+        negatives = self._draw_negatives(number, len(vectors))
+        words = torch.cat([block.rows[:, None], negatives], dim=1)
+        firsts = np.arange(0, len(block.n_found), self.settings.batch_sentences)
+        n_targets = np.add.reduceat(block.n_found, firsts)
+        steps, rate = n_targets[n_targets > 0].tolist(), self.settings.learning_rate
+        self.figures[0] += len(vectors)
+        self.figures[1] += self.table.take_steps(vectors, words, steps, rate)
 
     def state(self) -> dict[str, Tensor]:
         """Give the table with its moments."""
-        table = self.table
-        steps = torch.tensor(table.n_steps)
-        moments = {"means": table.means, "squares": table.squares}
-        return {"vectors": table.vectors, **moments, "steps": steps, "figures": self.figures}
+        steps = torch.tensor(self.table.n_steps)
+        return {"table": self.table.rows, "steps": steps, "figures": self.figures}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Put a table with its moments back."""
-        vectors, *moments, figures = (
-            state[name].to(self.device) for name in ("vectors", "means", "squares", "figures")
-        )
-        self.table = WordTable(vectors, (moments[0], moments[1]), int(state["steps"]))
-        self.figures = figures
+        self.table = WordTable(state["table"].to(self.device), int(state["steps"]))
+        self.figures = state["figures"].to(self.device)
 
     def vectors(self) -> Float[Tensor, "words hidden"]:
         """Give the vectors of the words."""
-        return self.table.vectors
+        return self.table.vectors.contiguous()
 
     def _draw_negatives(self, block: int, n_targets: int) -> Int[Tensor, "targets negatives"]:
         """Draw words with a probability that grows with the square root of their count."""
@@ -190,9 +183,9 @@ class PoolingLearner:
         """Choose all words of the vocabulary."""
         return lambda rows, n_others: rows >= 0
 
-    def absorb(self, block: int, found: Occurrences, vectors: Tensor) -> None:
+    def absorb(self, number: int, block: OccurrenceBlock, vectors: Tensor) -> None:
         """Add the occurrences up."""
-        self.total.index_add_(0, torch.from_numpy(found.rows).to(self.device), vectors.double())
+        self.total.index_add_(0, block.rows, vectors.double())
 
     def state(self) -> dict[str, Tensor]:
         """Give the sums."""

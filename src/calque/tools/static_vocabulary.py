@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,17 @@ class WordCorpus:
 
     def __len__(self) -> int:
         return len(self.sentences)
+
+    @cached_property
+    def form_sizes(self) -> IntArray:
+        """Count the subwords of every form."""
+        return np.diff(self.pieces.offsets)
+
+    def spell(self, forms: IntArray) -> IntArray:
+        """Give the subwords of forms, one form after the other."""
+        starts = np.asarray(self.pieces.offsets).take(forms)
+        places = ranges(starts, self.form_sizes.take(forms))
+        return np.asarray(self.pieces.ids).take(places).astype(np.int64)
 
     @staticmethod
     def open(folder: Path) -> WordCorpus | None:
