@@ -2,7 +2,7 @@
 
     python benchmarks/static_study.py text BITEXT -o TEXT [--languages de,fr,…]
     python benchmarks/static_study.py skipgram TEXT -o OUT          # needs gensim
-    python benchmarks/static_study.py extract TEXT -o OUT [--model calque-mini] [--device cuda]
+    python benchmarks/static_study.py extract TEXT -o OUT [--kinds pooling] [--layer 8] [--device …]
     python benchmarks/static_study.py map OUT --muse MUSE [--similarity FOLDER] [--device cuda]
     python benchmarks/static_study.py table OUT
 
@@ -103,14 +103,17 @@ def extract_all(options: argparse.Namespace) -> None:
         "x2static": X2StaticSettings(subsample=SUBSAMPLE, n_epochs=EPOCHS),
         "pooling": PoolingSettings(),
     }
+    suffix = "" if options.layer is None else f"-{options.layer}"
+    asked = {kind: methods[kind] for kind in options.kinds.split(",") if kind in methods}
     for language, text in texts_in(options.folder).items():
-        for kind, method in methods.items():
-            output = options.output / kind / f"{language}.vec"
+        for kind, method in asked.items():
+            output = options.output / f"{kind}{suffix}" / f"{language}.vec"
             output.parent.mkdir(parents=True, exist_ok=True)
             if output.exists():
                 continue
             started = time.perf_counter()
-            job = ExtractJob(reader_of(language), method, VocabularyLimits(min_count=MIN_COUNT))
+            limits = VocabularyLimits(min_count=MIN_COUNT)
+            job = ExtractJob(reader_of(language), method, limits, options.layer)
             report = extract_vectors(encoder, [str(text)], output, job)
             seconds = time.perf_counter() - started
             print(
@@ -310,6 +313,7 @@ def main() -> None:
         step.add_argument("--workers", type=int, default=1)
         step.add_argument("--model", default=None)
         step.add_argument("--device", default="cpu")
+        step.add_argument("--layer", type=int, help="of extract; its folders are named after it")
         step.add_argument("--muse", type=Path)
         step.add_argument("--similarity", type=Path)
         step.add_argument("--kinds", default="x2static,pooling,skipgram")

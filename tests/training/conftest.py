@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -16,6 +20,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MakeRecipe = Callable[..., Recipe]
+TrainInTwo = Callable[..., subprocess.CompletedProcess[str]]
+
+MAIN = "from calque.cli import main\nmain()\n"
+# FSDP wants several GPUs, and is told here that there are.
+SHARDED = """
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
+"""
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -81,3 +94,30 @@ def tiny_text(
         sources.append(TextSource((file,), ("en", language)))
     prepare_corpora(sources, tiny_tokenizer, folder, rules=CleaningRules())
     return folder
+
+
+@pytest.fixture(scope="session")
+def train_in_two() -> TrainInTwo:
+    """Train into FOLDER/run by two processes under torchrun, in copies or in shards."""
+
+    def launch(
+        folder: Path, recipe: Recipe, text: Path, *, sharded: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        folder.mkdir(exist_ok=True)
+        (folder / "main.py").write_text((SHARDED if sharded else "") + MAIN)
+        (folder / "r.yaml").write_text(recipe.to_yaml())
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
+        launcher += ["--master_port", str(port), str(folder / "main.py")]
+        options = ["train", folder / "r.yaml", "-o", folder / "run", "--prepared", text]
+        return subprocess.run(
+            [sys.executable, *launcher, *options],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return launch

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from calque.models.encoder import Encoder
 
 MakeRecipe = Callable[..., Recipe]
+TrainInTwo = Callable[..., subprocess.CompletedProcess[str]]
 
 SENTENCES = "kind: sentence_contrastive, batch_tokens: 1024"
 CHANGES = (
@@ -179,41 +177,19 @@ def test_unused_weights_are_looked_for_where_there_are_some(
 
 
 # Accelerate shards on GPUs only; torch's fully_shard itself also runs on CPUs, over gloo.
-MAIN = "from calque.cli import main\nmain()\n"
-SHARDED = """
-from accelerate import PartialState
-from accelerate.utils import DistributedType
-PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
-"""
-
-
-def launch(folder: Path, recipe: Recipe, text: Path, preamble: str = "") -> Path:
-    """Train in two processes under torchrun."""
-    folder.mkdir(exist_ok=True)
-    (folder / "main.py").write_text(preamble + MAIN)
-    (folder / "r.yaml").write_text(recipe.to_yaml())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
-    options = ["train", folder / "r.yaml", "-o", folder / "run", "--prepared", text]
-    done = subprocess.run(
-        [sys.executable, *launcher, folder / "main.py", *options],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (folder / "told").write_text(done.stderr)
-    return folder / "run"
 
 
 @pytest.fixture(scope="module")
 def two_processes(
-    tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny_recipe: MakeRecipe,
+    tiny_text: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    train_in_two: TrainInTwo,
 ) -> Path:
-    return launch(tmp_path_factory.mktemp("two"), tiny_recipe(*CHANGES), tiny_text)
+    folder = tmp_path_factory.mktemp("two")
+    done = train_in_two(folder, tiny_recipe(*CHANGES), tiny_text)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
 
 
 @pytest.mark.slow
@@ -226,11 +202,16 @@ def test_two_processes_train_although_the_head_is_unused(two_processes: Path) ->
 
 @pytest.mark.slow
 def test_shards_in_half_precision_do_nearly_as_copies_in_single(
-    two_processes: Path, tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path
+    two_processes: Path,
+    tiny_recipe: MakeRecipe,
+    tiny_text: Path,
+    tmp_path: Path,
+    train_in_two: TrainInTwo,
 ) -> None:
     changes = ("engine.distributed=fsdp", "engine.precision=bf16")
-    run = launch(tmp_path, tiny_recipe(*CHANGES, *changes), tiny_text, SHARDED)
-    for row, other in zip(read_rows(run), read_rows(two_processes), strict=True):
+    done = train_in_two(tmp_path, tiny_recipe(*CHANGES, *changes), tiny_text, sharded=True)
+    assert done.returncode == 0, done.stderr
+    for row, other in zip(read_rows(tmp_path / "run"), read_rows(two_processes), strict=True):
         assert row["loss/sentence_contrastive"] == pytest.approx(
             other["loss/sentence_contrastive"], rel=2e-2
         )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from calque.training.telemetry import read_metrics
 from calque.types import InputError
 
 MakeRecipe = Callable[..., Recipe]
+TrainInTwo = Callable[..., subprocess.CompletedProcess[str]]
 STATE = "training_state.safetensors"
 PARTS = ("mlm", "teacher", "share", "unread")
 
@@ -231,27 +229,6 @@ def test_a_teacher_that_teaches_nothing_is_told(
 # Several processes
 
 
-def launch(folder: Path, recipe: Recipe, text: Path, preamble: str = "") -> Path:
-    """Train in two processes under torchrun."""
-    folder.mkdir(exist_ok=True)
-    (folder / "main.py").write_text(preamble + "from calque.cli import main\nmain()\n")
-    (folder / "r.yaml").write_text(recipe.to_yaml())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
-    options = ["train", folder / "r.yaml", "-o", folder / "run", "--prepared", text]
-    done = subprocess.run(
-        [sys.executable, *launcher, folder / "main.py", *options],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "run"
-
-
 def assert_close_runs(left: Path, right: Path, rel: float = 1e-5) -> None:
     rows, others = read_rows(left), read_rows(right)
     assert len(rows) == len(others)
@@ -261,24 +238,27 @@ def assert_close_runs(left: Path, right: Path, rel: float = 1e-5) -> None:
 
 
 # Accelerate shards on GPUs only; torch's fully_shard itself also runs on CPUs, over gloo.
-SHARDED = """
-from accelerate import PartialState
-from accelerate.utils import DistributedType
-PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
-"""
 
 
 @pytest.mark.slow
 def test_two_processes_do_as_one_with_doubled_accumulation(
-    target: str, make_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path
+    target: str,
+    make_recipe: MakeRecipe,
+    tiny_text: Path,
+    tmp_path: Path,
+    train_in_two: TrainInTwo,
 ) -> None:
     """In copies or in shards; the teacher is whole in each of them."""
     recipe = make_recipe(target=target)
-    two = launch(tmp_path / "two", recipe, tiny_text)
+    done = train_in_two(tmp_path / "two", recipe, tiny_text)
+    assert done.returncode == 0, done.stderr
+    two = tmp_path / "two" / "run"
     train(make_recipe("engine.accumulation=2", target=target), tiny_text, tmp_path / "one")
     assert_close_runs(two, tmp_path / "one")
     sharded = make_recipe("engine.distributed=fsdp", target=target)
-    assert_close_runs(two, launch(tmp_path / "shards", sharded, tiny_text, SHARDED))
+    done = train_in_two(tmp_path / "shards", sharded, tiny_text, sharded=True)
+    assert done.returncode == 0, done.stderr
+    assert_close_runs(two, tmp_path / "shards" / "run")
     shutil.rmtree(two / "step-00000006")
     with pytest.raises(InputError, match="another micro-batches a step"):
         train(recipe, tiny_text, two, resume=True)

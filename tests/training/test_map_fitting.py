@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MakeRecipe = Callable[..., Recipe]
+TrainInTwo = Callable[..., subprocess.CompletedProcess[str]]
 
 # Layers of 8 × 16, so that there are many more links than directions.
 CHANGES = (
@@ -411,33 +409,17 @@ def test_interrupted_steps_go_on_bit_identically(
 
 # Two processes.
 
-MAIN = "from calque.cli import main\nmain()\n"
-
-
-def launch(folder: Path, recipe: Recipe, text: Path) -> subprocess.CompletedProcess[str]:
-    folder.mkdir()
-    (folder / "main.py").write_text(MAIN)
-    (folder / "r.yaml").write_text(recipe.to_yaml())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
-    options = ["train", folder / "r.yaml", "-o", folder / "run", "--prepared", text]
-    return subprocess.run(
-        [sys.executable, *launcher, folder / "main.py", *options],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["procrustes", "least_squares"])
 def test_two_processes_sum_up_to_one(
-    solver: str, recipe: MakeRecipe, linked_text: Path, tmp_path: Path
+    solver: str,
+    recipe: MakeRecipe,
+    linked_text: Path,
+    tmp_path: Path,
+    train_in_two: TrainInTwo,
 ) -> None:
-    done = launch(tmp_path / "two", recipe(solver), linked_text)
+    done = train_in_two(tmp_path / "two", recipe(solver), linked_text)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("the finished model") == 1, done.stderr
     fit_maps(recipe(solver), linked_text, tmp_path / "one")
@@ -448,9 +430,9 @@ def test_two_processes_sum_up_to_one(
 
 @pytest.mark.slow
 def test_two_processes_take_steps_together(
-    recipe: MakeRecipe, linked_text: Path, tmp_path: Path
+    recipe: MakeRecipe, linked_text: Path, tmp_path: Path, train_in_two: TrainInTwo
 ) -> None:
-    done = launch(tmp_path / "two", recipe("gradient"), linked_text)
+    done = train_in_two(tmp_path / "two", recipe("gradient"), linked_text)
     assert done.returncode == 0, done.stderr
     assert load_maps(tmp_path / "two/run/model", 16, 2).languages == ("de", "fr")
     rows = read_metrics(tmp_path / "two/run/metrics.jsonl")

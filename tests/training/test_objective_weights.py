@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from calque.training.recipe import Recipe
 from calque.training.telemetry import read_metrics
 
 MakeRecipe = Callable[..., Recipe]
+TrainInTwo = Callable[..., subprocess.CompletedProcess[str]]
 
 POINTER = {"pointer.query.weight", "pointer.query.bias", "pointer.key.weight"}
 CHANGES = (
@@ -175,44 +173,21 @@ def test_random_weights_are_warned_of_once(
 
 # Several processes. Accelerate shards on GPUs only; torch's fully_shard itself also runs on CPUs.
 
-MAIN = "from calque.cli import main\nmain()\n"
-SHARDED = """
-from accelerate import PartialState
-from accelerate.utils import DistributedType
-PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
-"""
-
-
-def launch(folder: Path, recipe: Recipe, text: Path, preamble: str) -> Path:
-    """Train in two processes under torchrun."""
-    folder.mkdir()
-    (folder / "main.py").write_text(preamble + MAIN)
-    (folder / "r.yaml").write_text(recipe.to_yaml())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
-    options = ["train", folder / "r.yaml", "-o", folder / "run", "--prepared", text]
-    done = subprocess.run(
-        [sys.executable, *launcher, folder / "main.py", *options],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("warning: denoising_alignment: the self-labels") == 1, done.stderr
-    return folder / "run"
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_processes_do_as_one_with_doubled_accumulation(
-    kind: str, tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path
+    kind: str,
+    tiny_recipe: MakeRecipe,
+    tiny_text: Path,
+    tmp_path: Path,
+    train_in_two: TrainInTwo,
 ) -> None:
-    preamble = SHARDED if kind == "fsdp" else ""
     recipe = tiny_recipe(*CHANGES, f"engine.distributed={kind}")
-    two = launch(tmp_path / "two", recipe, tiny_text, preamble)
+    done = train_in_two(tmp_path / "two", recipe, tiny_text, sharded=kind == "fsdp")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: denoising_alignment: the self-labels") == 1, done.stderr
+    two = tmp_path / "two" / "run"
     train(tiny_recipe(*CHANGES, "engine.accumulation=2"), tiny_text, tmp_path / "one")
     for row, other in zip(read_rows(two), read_rows(tmp_path / "one"), strict=True):
         assert row.pop("kind") == other.pop("kind")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from calque.training.telemetry import read_metrics
 from calque.types import InputError
 
 MakeRecipe = Callable[..., Recipe]
+TrainInTwo = Callable[..., subprocess.CompletedProcess[str]]
 
 TAGGED = Path(__file__).parent.parent / "data" / "tagged"
 PROBE = (
@@ -37,12 +35,6 @@ PROBE = (
 
 
 # Accelerate shards on GPUs only; torch's fully_shard itself also runs on CPUs, over gloo.
-SHARDED = """
-from accelerate import PartialState
-from accelerate.utils import DistributedType
-PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
-"""
-MAIN = "from calque.cli import main\nmain()\n"
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
@@ -169,35 +161,20 @@ def test_a_run_may_go_on_without_its_probe(
     assert [row["step"] for row in probe_rows(run)] == [0, 3, 6]
 
 
-def launch(folder: Path, recipe: Recipe, text: Path, preamble: str) -> Path:
-    """Train in two processes under torchrun."""
-    folder.mkdir()
-    (folder / "main.py").write_text(preamble + MAIN)
-    (folder / "r.yaml").write_text(recipe.to_yaml())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
-    options = ["train", folder / "r.yaml", "-o", folder / "run", "--prepared", text]
-    done = subprocess.run(
-        [sys.executable, *launcher, folder / "main.py", *options],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("probe: 60 sentences of en") == 1, done.stderr
-    return folder / "run"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_one_process_of_two_takes_the_probe(
-    kind: str, tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path
+    kind: str,
+    tiny_recipe: MakeRecipe,
+    tiny_text: Path,
+    tmp_path: Path,
+    train_in_two: TrainInTwo,
 ) -> None:
     recipe = tiny_recipe(*PROBE, f"engine.distributed={kind}")
-    two = launch(tmp_path / "two", recipe, tiny_text, SHARDED if kind == "fsdp" else "")
+    done = train_in_two(tmp_path / "two", recipe, tiny_text, sharded=kind == "fsdp")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("probe: 60 sentences of en") == 1, done.stderr
+    two = tmp_path / "two" / "run"
     train(tiny_recipe(*PROBE, "engine.accumulation=2"), tiny_text, tmp_path / "one")
     rows, others = read_rows(two), read_rows(tmp_path / "one")
     assert [row["step"] for row in rows if row["kind"] == "probe"] == [0, 3, 6, 8]

@@ -14,7 +14,7 @@ import os
 import secrets
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -87,6 +87,17 @@ def refuse(bad: BadLine, path: PathLike, number: int, skip_bad: SkipBad | None) 
 def shown(path: PathLike) -> str:
     """Give the name a path has in messages."""
     return "standard input" if os.fspath(path) == "-" else os.fspath(path)
+
+
+def check_target(path: Path, inputs: Iterable[str]) -> None:
+    """Refuse a file that cannot be written, or that is also read."""
+    if not path.parent.is_dir():
+        raise InputError("its folder does not exist", file=path, fix=f"mkdir -p {path.parent}")
+    if path.is_dir():
+        raise InputError("a folder", file=path, fix="name a file")
+    for other in inputs:
+        if path.exists() and os.path.exists(other) and os.path.samefile(path, other):
+            raise InputError("both read and written", file=path, fix="write to another file")
 
 
 @overload

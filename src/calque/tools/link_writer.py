@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,13 +12,13 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from calque.text.bitext import Format, Paths, read_bitext
-from calque.text.files import SkippedLines
+from calque.text.files import SkippedLines, check_target
 from calque.text.links import LinkFormat, format_links
 from calque.text.segmentation import find_splitter, split_on_spaces
 from calque.tools.aligning import AlignedBlock, Aligner, AlignReport, WordPair
 from calque.tools.resumable_file import ResumableFile, Settings, check_unfinished
 from calque.tools.shards import Shard
-from calque.types import InputError, SentencePair
+from calque.types import SentencePair
 
 # A block is what is aligned, sorted by length, and written at once; the second bound is for
 # huge lines. Where blocks end depends on the text alone, never on where a run was interrupted.
@@ -199,13 +198,7 @@ def pack_block(content: bytes, suffix: str) -> bytes:
 
 def check_output(path: Path, paths: Iterable[str], *, resume: bool) -> None:
     """Refuse an output that cannot be written, before the work begins."""
-    if not path.parent.is_dir():
-        raise InputError("its folder does not exist", file=path, fix=f"mkdir -p {path.parent}")
-    if path.is_dir():
-        raise InputError("a folder", file=path, fix="name a file")
-    for other in paths:
-        if path.exists() and os.path.exists(other) and os.path.samefile(path, other):
-            raise InputError("both read and written", file=path, fix="write to another file")
+    check_target(path, paths)
     check_unfinished(path, resume)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from calque.models.static import WordVectors, write_vectors
-from calque.text.files import SkippedLines, shown, write_atomically
+from calque.text.files import SkippedLines, check_target, shown, write_atomically
 from calque.tools.embedder import device_of
 from calque.tools.extraction_folder import SECONDS_BETWEEN, ExtractionFolder
 from calque.tools.static_corpus import CorpusReader, CorpusReport
@@ -186,13 +186,7 @@ def check_output(path: Path, paths: Sequence[str]) -> None:
     """Refuse an output that cannot be written, before the work begins."""
     if str(path) == "-":
         raise InputError("vectors go to a file", fix="name it with -o")
-    if not path.parent.is_dir():
-        raise InputError("its folder does not exist", file=path, fix=f"mkdir -p {path.parent}")
-    if path.is_dir():
-        raise InputError("a folder", file=path, fix="name a file")
-    for other in paths:
-        if path.exists() and os.path.exists(other) and os.path.samefile(path, other):
-            raise InputError("both read and written", file=path, fix="write to another file")
+    check_target(path, paths)
 
 
 def _read_corpus(
