@@ -1,7 +1,7 @@
 """The nearest orthogonal matrix by products of matrices alone, which is what a GPU does fast.
 
 The singular vectors of 300 × 300 numbers take a GPU or a CPU some ten milliseconds, and learning by
-rounds wants them hundreds of times; sixty products take a GPU one or two.
+rounds wants them hundreds of times; sixty products take a GPU about three.
 """
 
 from __future__ import annotations
