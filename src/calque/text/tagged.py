@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from calque.text.corpora import read_conllu
 from calque.text.files import MAGIC, PathLike, read_lines, shown
+from calque.text.treebanks import read_conllu
 from calque.types import InputError
 
 NO_TAG = "_"
