@@ -10,7 +10,7 @@ import pytest
 from calque.models.encoder import Encoder
 from calque.tasks.languages import THREE_LETTERS, TWO_LETTERS
 from calque.tasks.retrieval import average_languages, find_languages, read_test, score_tatoeba
-from calque.tasks.suite import TASKS, find_tasks
+from calque.tasks.suite import find_tasks
 from calque.tools.embedder import embed_sentences
 from calque.types import InputError, Score
 
@@ -115,7 +115,7 @@ def test_language_table() -> None:
 
 
 def test_task_names() -> None:
-    assert find_tasks("tatoeba") == {"tatoeba": TASKS["tatoeba"]}
+    assert find_tasks("tatoeba") == {"tatoeba": score_tatoeba}
     for names in ("tatoeba,nope", "", ","):
         with pytest.raises(InputError, match="choose from: tatoeba"):
             find_tasks(names)

@@ -11,7 +11,7 @@ import pytest
 from calque.cli import run
 from calque.models.encoder import Encoder
 from calque.models.tag_probe import TagProbe
-from calque.tasks.suite import TASKS
+from calque.tasks.suite import find_tasks
 from calque.tasks.tagging_probe import NER, POS, find_files, score_tagging_probe
 from calque.text.tagged import read_tagged
 from calque.types import InputError
@@ -80,7 +80,7 @@ def test_missing_files_are_named(data: Path, tmp_path: Path) -> None:
 
 
 def test_names_are_scored_by_spans(tiny_encoder: Encoder, data: Path) -> None:
-    found = TASKS[NER](tiny_encoder, data, model="m", layers=[0], languages=["de"])
+    found = find_tasks(NER)[NER](tiny_encoder, data, model="m", layers=[0], languages=["de"])
     assert {score.metric for score in found} == {"span_f1", "gap"}
     # The test is the text it learnt from.
     assert all(score.value == (0 if score.metric == "gap" else 1) for score in found)

@@ -106,7 +106,7 @@ def score_lexicon_induction(
         for pair in pairs:
             if pair != pairs[0]:
                 translators = [translator.reverse() for translator in translators]
-            entries = read_dictionary(_test_folder(data) / f"{pair}{TEST_SUFFIX}")
+            entries = read_dictionary(find_test(data, pair))
             scores += _list_scores(score_dictionary(translators, entries), model, pair)
             if on_language is not None:
                 on_language(pair)
@@ -141,6 +141,11 @@ def find_pairs(
             problem = f"no test for {name!r} with vectors of both languages"
             raise InputError(problem, file=folder, fix=f"choose from: {' '.join(usable)}")
     return list(dict.fromkeys(pair for pairs in found.values() for pair in pairs))
+
+
+def find_test(data: Path, pair: str) -> Path:
+    """Name the file of a pair's test."""
+    return _test_folder(data) / f"{pair}{TEST_SUFFIX}"
 
 
 def _group_directions(pairs: Sequence[str]) -> list[list[str]]:

@@ -68,26 +68,35 @@ class LinkCounts:
 
 def count_links(links: Links, sure: Links, possible: Links) -> LinkCounts:
     """Compare links with gold ones; a sure link counts as possible whether it is listed or not."""
+    return LinkCounts(*count_links_by_pair(links, sure, possible).sum(axis=1).tolist())
+
+
+def count_links_by_pair(links: Links, sure: Links, possible: Links) -> npt.NDArray[np.int64]:
+    """Compare links with gold ones pair by pair: a row a field of `LinkCounts`, a column a pair."""
     if not links.n_pairs == sure.n_pairs == possible.n_pairs:
         raise InputError(
             f"links of {links.n_pairs} pairs, gold of {sure.n_pairs} and {possible.n_pairs}",
             fix="give links and gold of the same pairs",
         )
-    mine, certain, others = map(np.unique, _number_links(links, sure, possible))
+    numbers, n_places = _number_links(links, sure, possible)
+    mine, certain, others = map(np.unique, numbers)
     is_sure = np.isin(mine, certain, assume_unique=True)
     is_possible = is_sure | np.isin(mine, others, assume_unique=True)
-    return LinkCounts(len(mine), len(certain), int(is_sure.sum()), int(is_possible.sum()))
+    groups = (mine, certain, mine[is_sure], mine[is_possible])
+    return np.stack([np.bincount(g // n_places, minlength=links.n_pairs) for g in groups])
 
 
-def _number_links(*groups: Links) -> list[npt.NDArray[np.int64]]:
-    """Give equal links equal numbers, whichever group they are in."""
+def _number_links(*groups: Links) -> tuple[list[npt.NDArray[np.int64]], int]:
+    """Give equal links equal numbers, whichever group they are in: pair · places + place."""
     width = 1 + max((int(group.tgt.max(initial=0)) for group in groups), default=0)
     places = [group.src * width + group.tgt for group in groups]
     known = np.unique(np.concatenate(places))  # so that the product below stays small
-    return [
-        group.pairs * len(known) + np.searchsorted(known, place)
+    n_places = max(1, len(known))
+    numbers = [
+        group.pairs * n_places + np.searchsorted(known, place)
         for group, place in zip(groups, places, strict=True)
     ]
+    return numbers, n_places
 
 
 def find_nearest(queries: Vectors, candidates: Vectors) -> npt.NDArray[np.int64]:

@@ -1,52 +1,142 @@
-"""The list of tasks: the only place that names them."""
+"""The list of tasks: the only place that names them.
+
+What they are written in is imported when a task is used, so that listing them costs nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from importlib import import_module
+from inspect import signature
+from typing import Any, TypeAlias
 
-from calque.tasks.lexicon_induction import score_lexicon_induction
-from calque.tasks.retrieval import score_tatoeba
-from calque.tasks.tagging_probe import NER, POS, score_tagging_probe
-from calque.tasks.word_alignment import score_word_alignment
-from calque.tasks.word_similarity import score_word_similarity
 from calque.types import InputError, Score
 
-Task: TypeAlias = Callable[..., list[Score]]
-
-ENCODER_TASKS: dict[str, Task] = {
-    "tatoeba": score_tatoeba,
-    "word_alignment": score_word_alignment,
-    POS: partial(score_tagging_probe, task=POS),
-    NER: partial(score_tagging_probe, task=NER),
-}
-VECTOR_TASKS: dict[str, Task] = {  # of static vectors, in a folder with a file a language
-    "lexicon_induction": score_lexicon_induction,
-    "word_similarity": score_word_similarity,
-}
-TASKS: dict[str, Task] = ENCODER_TASKS | VECTOR_TASKS
+Scorer: TypeAlias = Callable[..., list[Score]]
 
 
-def find_tasks(names: str) -> dict[str, Task]:
-    """Look up tasks by their names, separated by commas; an unknown one is an error.
+@dataclass(frozen=True, slots=True)
+class TaskKind:
+    """What a task is: its main metric, what it takes, and where its code and its data are.
 
-    So are tasks of encoders beside tasks of word vectors: no model is both.
+    `measure` and `languages` give outcomes of one model and the languages there are tests of, as
+    MODULE:FUNCTION of this package; `score` does the layers of an untrained task one by one.
+    `files` are patterns of its data beneath the user's folder; `defaults` differ from
+    `TaskSettings`; `reads` are the settings that matter, all of them where it is `trained`.
     """
-    asked = [name.strip() for name in names.split(",") if name.strip()]
+
+    what: str
+    metric: str
+    measure: str
+    files: tuple[str, ...]
+    languages: str | None = None
+    score: str | None = None
+    higher_is_better: bool = True
+    trained: bool = False
+    of_vectors: bool = False
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    reads: tuple[str, ...] = ()
+
+
+def _untrained(what: str, metric: str, name: str, file: str, pattern: str, **more: Any) -> TaskKind:
+    """Describe a task that only looks at a model as it is."""
+    place = "untrained_vectors" if more.get("of_vectors") else "untrained"
+    measure, score = f"{place}:measure_{name}", f"{file}:score_{name}"
+    return TaskKind(what, metric, measure, (pattern,), score=score, **more)
+
+
+def _probe(what: str, metric: str, *patterns: str) -> TaskKind:
+    """Describe a linear probe, whose fit is convex: no seed decides."""
+    return TaskKind(
+        what,
+        metric,
+        "untrained:measure_tagging_probe",
+        patterns,
+        languages="untrained:list_probe_languages",
+        score="tagging_probe:score_tagging_probe",
+        reads=("layer",),
+    )
+
+
+TASKS: dict[str, TaskKind] = {
+    "tatoeba": _untrained(
+        "finding translations of sentences",
+        "accuracy",
+        "tatoeba",
+        "retrieval",
+        "tatoeba/tatoeba.*",
+        languages="untrained:list_tatoeba_languages",
+        reads=("layer",),
+    ),
+    "word_alignment": _untrained(
+        "error rate of word links",
+        "aer",
+        "word_alignment",
+        "word_alignment",
+        "gold_alignments/*",
+        languages="untrained:list_alignment_pairs",
+        higher_is_better=False,
+        reads=("layer",),
+    ),
+    "pos_probe": _probe("parts of speech by a linear probe", "accuracy", "udpos/*", "ud/*"),
+    "ner_probe": _probe("names by a linear probe", "span_f1", "panx/*"),
+    "lexicon_induction": _untrained(
+        "finding translations of words",
+        "precision_at_1_csls",
+        "lexicon_induction",
+        "lexicon_induction",
+        "muse/*.5000-6500.txt",
+        of_vectors=True,
+    ),
+    "word_similarity": _untrained(
+        "similarity of words against people's",
+        "harmonic_mean",
+        "word_similarity",
+        "word_similarity",
+        "word_similarity/**/*.txt",
+        of_vectors=True,
+    ),
+}
+
+
+def load_function(reference: str, task: str) -> Callable[..., Any]:
+    """Import a function of this package; one of several tasks is told which."""
+    module, _, name = reference.partition(":")
+    function: Callable[..., Any] = getattr(import_module(f"calque.tasks.{module}"), name)
+    return partial(function, task=task) if "task" in signature(function).parameters else function
+
+
+def find_kinds(names: Iterable[str]) -> dict[str, TaskKind]:
+    """Look up tasks by their names; an unknown one is an error, one named twice is one."""
+    asked = [name.strip() for name in names if name.strip()]
     for name in asked:
         if name not in TASKS:
             raise InputError(f"no task is called {name!r}", fix=f"choose from: {', '.join(TASKS)}")
     if not asked:
         raise InputError("no task was named", fix=f"choose from: {', '.join(TASKS)}")
-    of_vectors = [name for name in asked if name in VECTOR_TASKS]
-    if of_vectors and len(of_vectors) < len(asked):
-        other = next(name for name in asked if name in ENCODER_TASKS)
+    return {name: TASKS[name] for name in asked}
+
+
+def find_tasks(names: str) -> dict[str, Scorer]:
+    """Look up what scores tasks layer by layer; one that has to be trained is an error.
+
+    So are tasks of encoders beside tasks of word vectors: no model is both.
+    """
+    kinds = find_kinds(names.split(","))
+    for name, kind in kinds.items():
+        if kind.score is None:
+            fix = "add --seeds 5 -o FOLDER" if kind.trained else "add -o FOLDER"
+            raise InputError(f"{name} is measured in a grid", fix=fix)
+    of_vectors = [name for name, kind in kinds.items() if kind.of_vectors]
+    if of_vectors and len(of_vectors) < len(kinds):
+        other = next(name for name in kinds if name not in of_vectors)
         problem = f"{of_vectors[0]} scores word vectors, {other} encoders"
         raise InputError(problem, fix="ask for them one after the other")
-    return {name: TASKS[name] for name in asked}
+    return {name: load_function(kind.score or "", name) for name, kind in kinds.items()}
 
 
 def take_vectors(names: Iterable[str]) -> bool:
     """Tell whether tasks score word vectors, not encoders."""
-    return not VECTOR_TASKS.keys().isdisjoint(names)
+    return any(TASKS[name].of_vectors for name in names)
