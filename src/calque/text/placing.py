@@ -1,0 +1,63 @@
+"""Sequences laid out for an encoder, with the place that each of their tokens got."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calque.text.batching import ROW_STEP, BatchShape, Ragged, assign_rows, pack
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from calque.types import TokenBatch
+
+    IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A batch of tokens; `slots[k]` is where token k of the sequences end to end now stands.
+
+    Rows of a fixed shape mix the order of sequences, so that labels go by these.
+    """
+
+    tokens: TokenBatch
+    slots: IntArray
+    starts: IntArray  # where every sequence begins, in their own order
+
+
+def place_sequences(
+    ragged: Ragged,
+    *,
+    pad_id: int,
+    shape: BatchShape | None = None,
+    positions: IntArray | None = None,
+) -> Placed:
+    """Lay sequences, none of them empty, end to end or, with a shape, in padded rows."""
+    if ragged.lengths.min(initial=1) < 1:
+        raise ValueError("a sequence without tokens has no place")
+    first = np.cumsum(ragged.lengths) - ragged.lengths
+    if shape is None:
+        tokens = pack(ragged, positions=positions, pad_id=pad_id)
+        return Placed(tokens, np.arange(len(ragged.ids)), first)
+    numbered = Ragged(np.arange(len(ragged.ids)), ragged.lengths)
+    tokens = pack(numbered, positions=positions, shape=shape, pad_id=-1)
+    origin = tokens.ids.numpy()
+    filled = np.flatnonzero(origin >= 0)
+    slots = np.empty(len(ragged.ids), dtype=np.int64)
+    slots[origin[filled]] = filled
+    origin[filled] = ragged.ids[origin[filled]]  # in place: these are the ids of the batch
+    origin[origin < 0] = pad_id
+    return Placed(tokens, slots, slots[first])
+
+
+def fit_shape(lengths: IntArray, batches: list[IntArray]) -> BatchShape:
+    """Choose the smallest fixed shape that holds all of these batches of sequences."""
+    row = -(-int(lengths.max(initial=1)) // ROW_STEP) * ROW_STEP
+    n_rows = max(int(assign_rows(lengths[batch], row).max()) + 1 for batch in batches)
+    n_most = max(len(batch) for batch in batches)
+    budget = max(int(lengths[batch].sum()) for batch in batches)
+    return BatchShape(n_rows * row, row, n_most, budget)
