@@ -104,7 +104,7 @@ def test_batches_do_as_sentences_alone(seed: int, sizes: list[int]) -> None:
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6))
 def test_trees_are_told_as_by_walking(heads: list[int]) -> None:
     heads = [min(head, len(heads)) for head in heads]
-    array = np.array([heads + [0, 0]])
+    array = np.array([[*heads, 0, 0]])
     is_word = np.arange(array.shape[1])[None] < len(heads)
     assert are_trees(array, is_word).tolist() == [find_fault(heads) is None]
 

@@ -47,6 +47,14 @@ class TaskSettings:
     extra_layers: int = 4
     # Of words that windows over a long sentence have in common, as a share of a window.
     overlap: float = 0.25
+    # Of parsing: words of a sentence that are read and scored (None: all of them), and whether
+    # acl:relcl differs from acl.
+    max_words: int | None = 128
+    subtypes: bool = False
+    # Of questions: tokens from the start of one window on the text to that of the next (half a
+    # window at most), and the most tokens an answer has.
+    stride: int = 128
+    max_answer: int = 30
     # Half precision on CUDA (bfloat16, or "fp32"); a CPU always has single precision.
     precision: Literal["bf16", "fp32"] = "bf16"
     # For tasks that read one layer and train nothing; None: the model's own choice.
@@ -57,9 +65,10 @@ class TaskSettings:
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         _check(self.setting in SETTINGS, "setting", self.setting, f"choose from {SETTINGS}")
-        for name in ("epochs", "batch_tokens", "learning_rate", "head_learning_rate"):
+        above_zero = ("epochs", "batch_tokens", "learning_rate", "head_learning_rate")
+        for name in (*above_zero, "stride", "max_answer"):
             _check(getattr(self, name) > 0, name, getattr(self, name), "give more than 0")
-        for name in ("max_length", "train_examples", "test_examples"):
+        for name in ("max_length", "max_words", "train_examples", "test_examples"):
             value = getattr(self, name)
             _check(value is None or value > 0, name, value, "give more than 0")
         for name in ("warmup", "dropout", "body_dropout", "overlap"):
