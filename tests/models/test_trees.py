@@ -92,7 +92,8 @@ def test_a_cycle_is_broken_where_it_costs_least_by_hand() -> None:
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 7), min_size=1, max_size=5))
 def test_batches_do_as_sentences_alone(seed: int, sizes: list[int]) -> None:
     scores = np.random.default_rng(seed).normal(size=(len(sizes), 8, 9))
-    found = decode_trees(scores, np.array(sizes))
+    found, n_searched = decode_trees(scores, np.array(sizes))
+    assert 0 <= n_searched <= len(sizes)
     for row, size in enumerate(sizes):
         alone = scores[row, :size, : size + 1]
         heads = found[row, :size].tolist()
@@ -115,7 +116,7 @@ def test_scores_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
         decode_trees(scores, np.array([2]))
     # In padding they do not matter.
-    assert decode_trees(scores, np.array([1])).tolist() == [[0, 0]]
+    assert decode_trees(scores, np.array([1]))[0].tolist() == [[0, 0]]
 
 
 def test_one_word_and_a_long_chain() -> None:

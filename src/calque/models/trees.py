@@ -34,8 +34,8 @@ class _Contraction:
 
 def decode_trees(
     scores: Float[np.ndarray, "sentences words heads"], n_words: Int[np.ndarray, "sentences"]
-) -> Int[np.ndarray, "sentences words"]:
-    """Find the best tree of every sentence of a padded batch.
+) -> tuple[Int[np.ndarray, "sentences words"], int]:
+    """Find the best tree of every sentence of a padded batch; count those that needed a search.
 
     `scores[s, d, h]` is that of head h for word d of sentence s; head 0 is the root, head h the
     h-th word. Heads of padding are 0.
@@ -49,10 +49,11 @@ def decode_trees(
     scores[:, words, words + 1] = -np.inf  # no word is its own head
     scores[:, :, 1:][~np.broadcast_to(is_word[:, None, :], (len(scores), size, size))] = -np.inf
     heads: IntArray = np.where(is_word, scores.argmax(axis=2), 0)
-    for row in np.flatnonzero(~are_trees(heads, is_word)).tolist():
+    searched = np.flatnonzero(~are_trees(heads, is_word)).tolist()
+    for row in searched:
         n = int(n_words[row])
         heads[row, :n] = find_best_tree(scores[row, :n, : n + 1])
-    return heads
+    return heads, len(searched)
 
 
 def are_trees(

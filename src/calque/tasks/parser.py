@@ -1,0 +1,107 @@
+"""A dependency parser: an encoder, biaffine scores on top, and the best tree of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from calque.models.biaffine import IMPOSSIBLE, BiaffineHead, WordViews
+from calque.models.heads import mean_cross_entropy
+from calque.models.trees import decode_trees
+from calque.tasks.finetuning import predict
+from calque.tasks.head_task import HeadModel, place_on
+from calque.tasks.precision import working_precision
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from calque.models.encoder import Encoder
+    from calque.tasks.parse_examples import ParseBatch, ParseExamples
+    from calque.tasks.task_settings import TaskSettings
+
+    IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Parses:
+    """Heads and relations of all words, sentence after sentence; heads count from 1, 0 is the root.
+
+    In `n_searched` sentences the best heads of the words made no tree of one root.
+    """
+
+    heads: IntArray
+    relations: IntArray
+    n_searched: int
+
+
+class Parser(HeadModel):
+    """Learns heads, and relations given the right heads; predicts the best tree, then relations.
+
+    `root` is the number of the relation that the root's word has, and no other.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        n_relations: int,
+        root: int,
+        settings: TaskSettings,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__(encoder, settings, generator)
+        self.head, self.root = BiaffineHead(encoder.hidden_size, n_relations, generator), root
+        place_on(self, encoder)
+
+    def view(self, batch: ParseBatch) -> WordViews:
+        """Read the words of a batch; one without subwords has a state of zeros."""
+        states = self.read(batch.tokens)[batch.places] * batch.has_state[:, None]
+        views: WordViews = self.head.view(states)
+        return views
+
+    def forward(self, batch: ParseBatch) -> Float[Tensor, ""]:
+        """Give the mean loss of heads plus that of relations."""
+        views = self.view(batch)
+        arcs = self.head.score_arcs(views, batch.table, batch.is_word)
+        relations = self.head.score_relations(views, batch.head_rows)
+        on_heads = mean_cross_entropy(arcs.flatten(0, 1), batch.heads.flatten())
+        return on_heads + mean_cross_entropy(relations, batch.relations)
+
+    def parse(self, examples: ParseExamples, settings: TaskSettings) -> Parses:
+        """Find the tree of every sentence."""
+        first_words = np.cumsum(examples.n_words) - examples.n_words
+        heads = np.zeros(len(examples.heads), dtype=np.int64)
+        relations = np.zeros_like(heads)
+        n_searched = 0
+
+        def score(batch: ParseBatch) -> tuple[WordViews, Tensor]:
+            views = self.view(batch)
+            return views, self.head.score_arcs(views, batch.table, batch.is_word)
+
+        # All is queued on the device before the first scores are waited for.
+        for rows, batch, (views, arcs) in list(predict(self, examples, settings, score)):
+            n_words = examples.n_words[rows]
+            scores = arcs.cpu().numpy()
+            is_word = np.arange(scores.shape[1]) < n_words[:, None]
+            found, n_here = decode_trees(scores, n_words)
+            n_searched += n_here
+            begins = np.cumsum(n_words) - n_words
+            words = first_words[rows][:, None] + np.arange(scores.shape[1])
+            above = np.where(found > 0, begins[:, None] + found - 1, len(batch.places))[is_word]
+            with torch.no_grad(), working_precision(self, settings):
+                kinds = self._relate(views, torch.from_numpy(above).to(batch.places.device))
+            heads[words[is_word]] = found[is_word]
+            relations[words[is_word]] = kinds.cpu().numpy()
+        return Parses(heads, relations, n_searched)
+
+    def _relate(self, views: WordViews, heads: Tensor) -> Tensor:
+        """Choose relations; that of the root is for its word alone."""
+        scores = self.head.score_relations(views, heads).float()
+        is_root = heads == len(views.arc_heads) - 1
+        column = torch.where(is_root, -IMPOSSIBLE, IMPOSSIBLE)
+        scores[:, self.root] = column
+        return scores.argmax(dim=1)
