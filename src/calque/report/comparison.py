@@ -1,0 +1,197 @@
+"""One difference between a model and the baseline: how large, how sure, by which tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from calque.report.item_bootstrap import ItemErrors, measure_item_errors
+from calque.report.pairing import Pair
+from calque.report.statistics import (
+    Error,
+    Spread,
+    add_errors,
+    describe,
+    find_half_width,
+    find_p,
+    flip_signs,
+    judge_by_deviation,
+    measure_hedges_g,
+    measure_seed_error,
+    measure_welch_error,
+)
+
+Scope: TypeAlias = Literal["mean", "language", "gap"]
+Category: TypeAlias = Literal["helps", "hurts", "within noise", "cannot tell"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A model minus the baseline, in points of the metric, and everything said about it.
+
+    `name` is the language, or the scope. `p` is the largest of the tests that apply; `low` and
+    `high` bound the difference with all errors taken together, `item_low` and `item_high` by
+    resampling the items alone. The last fields are known once all tests are (`verdict.judge`).
+    """
+
+    task: str
+    name: str
+    scope: Scope
+    higher_is_better: bool
+    model: Spread
+    baseline: Spread
+    difference: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    p_seeds: float | None = None
+    p_flips: float | None = None
+    p_items: float | None = None
+    item_low: float | None = None
+    item_high: float | None = None
+    n_items: int = 0
+    hedges_g: float | None = None
+    rule: Literal["above", "below", "within"] | None = None
+    paired: bool = True
+    # One seed's deviation of the difference, and the errors over items: for seeds needed.
+    deviation: float | None = None
+    item_errors: ItemErrors | None = None
+    p_adjusted: float | None = None
+    n_tests: int = 1
+    category: Category = "cannot tell"
+    seeds_needed: int | None = None
+
+    @property
+    def gain(self) -> float:
+        """The difference, positive where the model is better."""
+        better = self.scope != "gap" and self.higher_is_better
+        return self.difference if better else -self.difference
+
+    @property
+    def n_seeds(self) -> int:
+        """The smaller number of seeds; 0 where none matters."""
+        trained = [side.n for side in (self.model, self.baseline) if not side.fixed]
+        return min(trained, default=0)
+
+
+def weigh_mean(languages: tuple[str, ...]) -> dict[str, float]:
+    """Weigh all languages alike, the source among them, as Wu and Dredze's averages do."""
+    return dict.fromkeys(languages, 1 / len(languages))
+
+
+def weigh_gap(
+    languages: tuple[str, ...], source: str | None, *, higher_is_better: bool
+) -> dict[str, float] | None:
+    """Weigh the source against the mean of the others, so that a positive gap is a loss."""
+    if source not in languages or len(languages) < 2:
+        return None
+    sign = 1 if higher_is_better else -1
+    others = -sign / (len(languages) - 1)
+    return {name: sign if name == source else others for name in languages}
+
+
+def compare(
+    pair: Pair,
+    weights: Mapping[str, float],
+    *,
+    name: str,
+    scope: Scope,
+    alpha: float,
+    resampled: npt.NDArray[np.float64] | None,
+    generator: np.random.Generator,
+) -> Comparison:
+    """Compare a weighted sum of languages' scores.
+
+    `resampled` has the differences with resampled items, a row for each weight in order.
+    """
+    places = [pair.languages.index(language) for language in weights]
+    vector = np.array(list(weights.values()))
+    ours, theirs = (side.values[:, places] @ vector for side in (pair.model, pair.baseline))
+    model = describe(ours.tolist(), fixed=pair.model.fixed)
+    baseline = describe(theirs.tolist(), fixed=pair.baseline.fixed)
+    both_fixed = model.fixed and baseline.fixed
+    is_paired = pair.paired and not (model.fixed or baseline.fixed)
+    known = model.deviation is not None and baseline.deviation is not None
+    seeds = None
+    if known and not both_fixed:
+        seeds = (
+            measure_seed_error(ours.tolist(), theirs.tolist())
+            if is_paired
+            else measure_welch_error(model, baseline)
+        )
+    items = None
+    if all(each in pair.model.tables and each in pair.baseline.tables for each in weights):
+        items = measure_item_errors(pair.model.tables, pair.baseline.tables, weights)
+    difference = model.mean - baseline.mean
+    p_flips = flip_signs((ours - theirs).tolist(), generator) if seeds and is_paired else None
+    low_item, high_item = _bound(resampled, vector, alpha)
+    p, low, high = _conclude(difference, seeds, items, alpha) if known else (None,) * 3
+    return Comparison(
+        pair.task,
+        name,
+        scope,
+        pair.higher_is_better,
+        model,
+        baseline,
+        difference,
+        low,
+        high,
+        p,
+        None if seeds is None else find_p(difference, seeds),
+        p_flips,
+        None if items is None else find_p(difference, items.swapping),
+        low_item,
+        high_item,
+        sum(pair.model.tables[each].n_items for each in weights) if items else 0,
+        measure_hedges_g(model, baseline),
+        judge_by_deviation(model, baseline),
+        is_paired,
+        _deviate(model, baseline, seeds, paired=is_paired),
+        items,
+    )
+
+
+def _conclude(
+    difference: float, seeds: Error | None, items: ItemErrors | None, alpha: float
+) -> tuple[float | None, float | None, float | None]:
+    """Give the largest p of the tests, and the widest interval.
+
+    Over seeds alone, over items alone, and over both at once (min F′): to reject, all must.
+    """
+    if items is None:
+        tests = spans = [] if seeds is None else [seeds]
+    elif seeds is None:
+        tests, spans = [items.swapping], [items.resampling]
+    else:
+        spans = [seeds, add_errors(seeds, items.resampling)]
+        tests = [*spans, items.swapping]
+    if not tests:
+        return None, None, None
+    p = max(find_p(difference, error) for error in tests)
+    if p > alpha and items is not None:
+        spans = [*spans, items.swapping]  # an interval without 0 would contradict the test
+    half = max(find_half_width(error, alpha) for error in spans)
+    return p, difference - half, difference + half
+
+
+def _deviate(model: Spread, baseline: Spread, seeds: Error | None, *, paired: bool) -> float | None:
+    """Give the deviation of one more seed's difference."""
+    if seeds is None:
+        return None
+    if paired:
+        return seeds.se * math.sqrt(model.n)
+    return math.hypot(model.deviation or 0.0, baseline.deviation or 0.0)
+
+
+def _bound(
+    resampled: npt.NDArray[np.float64] | None, weights: npt.NDArray[np.float64], alpha: float
+) -> tuple[float | None, float | None]:
+    if resampled is None:
+        return None, None
+    low, high = np.quantile(weights @ resampled, (alpha / 2, 1 - alpha / 2))
+    return float(low), float(high)
