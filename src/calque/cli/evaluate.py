@@ -47,13 +47,38 @@ def evaluate(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="RESULTS.jsonl", help="One score a line."),
+        typer.Option(
+            "--output", "-o", metavar="RESULTS", help="A folder for a grid, or scores in a .jsonl."
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="PICTURE", help="Draw models layer by layer: .png, .svg or .pdf."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    seeds: Annotated[
+        str | None, typer.Option(help="Of a grid: how many, 5, or which, 1,2,7.")
+    ] = None,
+    jobs: Annotated[
+        str, typer.Option(help="Of a grid: cells at a time on the device, or auto, by memory.")
+    ] = "auto",
+    setting: Annotated[
+        str | None,
+        typer.Option(help="Of a grid: zero-shot, translate-train-all, supervised, features."),
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Of a grid: the language that is learnt from.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Of a grid: another setting of the tasks."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Of a grid: do cells again that were done otherwise.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Of a grid: list the cells and do nothing.")
+    ] = False,
 ) -> None:
     """Score models by language and layer.
 
@@ -62,14 +87,88 @@ def evaluate(
     learns from English).
     Tasks of folders with static vectors in one space, a file a language, such as `calque map`
     writes: lexicon_induction (finding words' translations), word_similarity (against people's).
+
+    With --seeds, or a folder as RESULTS, all of them and tasks that are trained make a grid of
+    models, tasks and seeds: see docs/evaluating.md. It goes on where it was stopped.
+    `random:NAME` is a model with random weights, NAME=FOLDER gives a model a name.
     """
+    names = None if languages is None else [name.strip() for name in languages.split(",")]
+    if seeds is not None or (output is not None and output.suffix != ".jsonl"):
+        from calque.cli.grid import GridOptions, evaluate_grid
+
+        _refuse_in_grid(output, layers, plot, maps, center=center, neutral=neutral)
+        assert output is not None
+        return evaluate_grid(
+            models,
+            GridOptions(
+                data=data,
+                tasks=tasks,
+                languages=names,
+                seeds=seeds,
+                output=output,
+                jobs=jobs,
+                device=device,
+                setting=setting,
+                source=source,
+                changes=changes or [],
+                force=force,
+                dry_run=dry_run,
+            ),
+        )
+    _refuse_outside_grid(setting, source, changes, force=force, dry_run=dry_run)
+    return _evaluate_layers(
+        models, data, tasks, names, layers, center, neutral, maps, output, plot, device
+    )
+
+
+def _refuse_in_grid(
+    output: Path | None,
+    layers: str,
+    plot: Path | None,
+    maps: str | None,
+    **switches: bool,
+) -> None:
+    """Refuse what belongs to scores layer by layer."""
+    if output is None or output.suffix == ".jsonl":
+        raise InputError("a grid needs a folder", fix="add -o FOLDER")
+    given = {"layers": layers != "all", "plot": plot is not None, "maps": maps is not None}
+    for name, is_given in (given | switches).items():
+        if is_given:
+            fix = "choose a layer with --set layer=N" if name == "layers" else "drop it"
+            raise InputError(f"a grid knows no --{name}", fix=fix)
+
+
+def _refuse_outside_grid(
+    setting: str | None, source: str | None, changes: list[str] | None, **switches: bool
+) -> None:
+    """Refuse what would be passed over in silence."""
+    given = {"setting": setting is not None, "source": source is not None, "set": bool(changes)}
+    for name, is_given in (given | switches).items():
+        if is_given:
+            shown = name.replace("_", "-")
+            raise InputError(f"--{shown} is of a grid", fix="add -o FOLDER")
+
+
+def _evaluate_layers(
+    models: list[str],
+    data: Path,
+    tasks: str,
+    names: list[str] | None,
+    layers: str,
+    center: bool,
+    neutral: bool,
+    maps: str | None,
+    output: Path | None,
+    plot: Path | None,
+    device: str,
+) -> None:
+    """Score models as they are, layer by layer, into tables and one file."""
     from rich.console import Console
 
     from calque.tasks.suite import find_tasks, take_vectors
     from calque.text.files import write_atomically
 
     asked, numbers = find_tasks(tasks), _parse_layers(layers)
-    names = None if languages is None else [name.strip() for name in languages.split(",")]
     if neutral and (center or numbers is not None):
         raise InputError("--neutral has its own layer", fix="drop --layers and --center")
     of_vectors = take_vectors(asked)

@@ -102,9 +102,10 @@ TASKS: dict[str, TaskKind] = {
 
 
 def load_function(reference: str, task: str) -> Callable[..., Any]:
-    """Import a function of this package; one of several tasks is told which."""
+    """Import MODULE:FUNCTION, of this folder if it has no dots; one of several is told which."""
     module, _, name = reference.partition(":")
-    function: Callable[..., Any] = getattr(import_module(f"calque.tasks.{module}"), name)
+    place = module if "." in module else f"calque.tasks.{module}"
+    function: Callable[..., Any] = getattr(import_module(place), name)
     return partial(function, task=task) if "task" in signature(function).parameters else function
 
 

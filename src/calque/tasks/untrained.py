@@ -60,7 +60,9 @@ def measure_tatoeba(
     names = list(languages or retrieval.find_languages(data))
     outcomes = []
     for n_done, language in enumerate(names, start=1):
-        sides = [embed_layers(encoder, side, numbers) for side in retrieval.read_test(data, language)]
+        sides = [
+            embed_layers(encoder, side, numbers) for side in retrieval.read_test(data, language)
+        ]
         hits = {number: _find_hits(sides[0][number], sides[1][number]) for number in numbers}
         to_english, from_english = hits[layer]
         both = (to_english + from_english) / 2
@@ -92,7 +94,9 @@ def measure_word_alignment(
     outcomes = []
     for n_done, name in enumerate(names, start=1):
         counts = _count_by_layer(aligner, data, name)
-        total = {number: LinkCounts(*table.sum(axis=1).tolist()) for number, table in counts.items()}
+        total = {
+            number: LinkCounts(*table.sum(axis=1).tolist()) for number, table in counts.items()
+        }
         metrics = {name: 100 * getattr(total[layer], name) for name in word_alignment.METRICS}
         items = _list_errors(counts[layer])
         layers = {number: 100 * found.aer for number, found in total.items()}
@@ -129,7 +133,7 @@ def measure_tagging_probe(
     for name in names:
         mine = [score for score in scores if score.language == name and score.metric == metric]
         layers = {score.layer or 0: 100 * score.value for score in mine}
-        metrics = {metric: layers[layer]}
+        metrics: dict[str, float] = {metric: layers[layer]}
         outcomes.append(
             Outcome(name, metrics, mine[0].n_items, layers=layers, counts={"layer": layer})
         )
@@ -142,9 +146,7 @@ def _choose_layer(encoder: Encoder, settings: TaskSettings, own: int) -> int:
     return encoder.check_layer(own if asked is None else asked)
 
 
-def _find_hits(
-    src: npt.NDArray[np.float32], tgt: npt.NDArray[np.float32]
-) -> tuple[Floats, Floats]:
+def _find_hits(src: npt.NDArray[np.float32], tgt: npt.NDArray[np.float32]) -> tuple[Floats, Floats]:
     """Tell for every row whether its own is nearest on the other side: src → tgt, tgt → src."""
     gold = np.arange(len(src))
     there, back = find_nearest(src, tgt) == gold, find_nearest(tgt, src) == gold

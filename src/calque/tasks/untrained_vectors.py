@@ -86,9 +86,7 @@ def _describe_dictionary(
     return Outcome(pair, metrics, scores.n_words, items, counts=counts)
 
 
-def _list_hits(
-    scores: DictionaryScores, translator: Translator, entries: Sequence[Entry]
-) -> Items:
+def _list_hits(scores: DictionaryScores, translator: Translator, entries: Sequence[Entry]) -> Items:
     """Give every source word's hit in the dictionary's order, the same for all vectors."""
     words = list(dict.fromkeys(word for word, _ in entries))
     src_rows = translator.src.look_up(word for word, _ in entries)

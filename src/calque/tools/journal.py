@@ -49,7 +49,7 @@ class JournaledFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.data: BinaryIO = open(path, "ab")  # noqa: SIM115
-        _lock(self.data, path)
+        lock_file(self.data, path)
         self.journal: BinaryIO = open(journal_of(path), "ab")  # noqa: SIM115
         self.last: Record | None = None
         self._recover()
@@ -104,7 +104,8 @@ def read_records(path: Path) -> Iterator[Record]:
                 return
 
 
-def _lock(stream: BinaryIO, path: Path) -> None:
+def lock_file(stream: BinaryIO, path: Path) -> None:
+    """Refuse to share an open file with another process that locked it; `path` is for messages."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,0 +1,141 @@
+"""What may enter a study: encoders, the same architecture with random weights, word vectors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from calque.tasks.fingerprints import hash_files, hash_values
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from calque.models.encoder import Encoder
+
+RANDOM = "random:"
+WEIGHTS = ("*.safetensors", "config.json", "tokenizer*.json", "*.model", "vocab.*")
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A model by the name it has in the results, what it is, and where it lies.
+
+    `random` is the sanity floor: the configuration and the tokenizer of a model, with weights
+    drawn from the seed as Hugging Face initializes them.
+    """
+
+    name: str
+    kind: Literal["encoder", "random", "vectors"]
+    folder: Path
+
+    @property
+    def needs_seed(self) -> bool:
+        """Whether the seed decides what the model is, even where nothing is trained."""
+        return self.kind == "random"
+
+    def hash(self) -> str:
+        """Name the weights, or what random weights are drawn for."""
+        if self.kind == "vectors":
+            from calque.tools.vector_space import VectorFolder
+
+            files = VectorFolder(self.folder).files
+            return hash_files((path.name, path) for path in files.values())
+        found = [path for pattern in WEIGHTS for path in self.folder.glob(pattern)]
+        if self.kind == "encoder":
+            return hash_files((path.name, path) for path in found)
+        shape = [path for path in found if path.suffix != ".safetensors"]
+        return hash_values([RANDOM, hash_files((path.name, path) for path in shape)])
+
+
+def find_entrants(names: Sequence[str], *, of_vectors: bool) -> list[Entrant]:
+    """Find models by folder, hub name, embedded name, `random:` before it, or NAME=any of these.
+
+    A model given twice counts once; two models of one name are an error.
+    """
+    found: dict[str, Entrant] = {}
+    for text in names:
+        entrant = _find_entrant(text, of_vectors)
+        if found.setdefault(entrant.name, entrant) != entrant:
+            problem = f"two models are called {entrant.name!r}"
+            raise InputError(problem, fix="name one of them: NAME=FOLDER")
+    return list(found.values())
+
+
+def _find_entrant(text: str, of_vectors: bool) -> Entrant:
+    from calque.models.loading import find_folder
+
+    name, source = _split_name(text)
+    if of_vectors:
+        if not Path(source).is_dir():
+            fix = "give a folder with de.vec, en.vec …"
+            raise InputError("no such folder", file=source, fix=fix)
+        return Entrant(name, "vectors", Path(source))
+    is_random = source.startswith(RANDOM)
+    folder = find_folder(source.removeprefix(RANDOM))
+    if not (folder / "config.json").is_file():
+        fix = "give a Hugging Face model folder"
+        raise InputError("no config.json here", file=folder, fix=fix)
+    return Entrant(name, "random" if is_random else "encoder", folder)
+
+
+def _split_name(text: str) -> tuple[str, str]:
+    """Tell the name a model shall have from where it is.
+
+    >>> _split_name("base=runs/mlm/model"), _split_name("calque-mini/")
+    (('base', 'runs/mlm/model'), ('calque-mini', 'calque-mini'))
+    """
+    name, equals, source = text.partition("=")
+    if equals and name and source and "/" not in name and not Path(text).exists():
+        return name, source
+    plain = text.rstrip("/") or text
+    return plain, plain
+
+
+class EncoderShelf:
+    """Gives fresh encoders of one model again and again, reading its files once.
+
+    The tokenizer is the same object every time, so that what was tokenized for one seed can serve
+    the next; weights are a copy, since a task may change them.
+    """
+
+    def __init__(self) -> None:
+        self._entrant: Entrant | None = None
+        self._dtype: torch.dtype | None = None
+        self._encoder: Encoder | None = None
+
+    def take(
+        self, entrant: Entrant, seed: int | None, device: torch.device, dtype: torch.dtype
+    ) -> Encoder:
+        """Give an encoder in evaluation mode on a device."""
+        from calque.models.encoder import Encoder
+
+        if self._encoder is None or (entrant, dtype) != (self._entrant, self._dtype):
+            self._encoder = None  # let go of the last one first
+            self._encoder = Encoder.load(entrant.folder, dtype=dtype)
+            self._entrant, self._dtype = entrant, dtype
+        kept = self._encoder
+        if entrant.kind == "random":
+            model = draw_model(kept.model.config, seed or 0).to(dtype)
+            fresh = Encoder(model, kept.tokenizer, entrant.folder)
+        else:
+            fresh = Encoder(copy.deepcopy(kept.model), kept.tokenizer, entrant.folder)
+            fresh.neutral = kept.neutral
+        return fresh.to(device).eval()
+
+
+def draw_model(config: Any, seed: int) -> Any:
+    """Make a model of a configuration with weights that the seed decides.
+
+    Hugging Face draws from the global generator, which is left as it was.
+    """
+    import torch
+
+    from calque.models.loading import build_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_model(config)

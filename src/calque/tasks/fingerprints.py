@@ -1,0 +1,45 @@
+"""What a result was made from, as short hashes of bytes: a changed file cannot go unnoticed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from calque.types import InputError
+
+DIGITS = 10
+
+
+def hash_values(values: object) -> str:
+    """Name anything that JSON can say.
+
+    >>> hash_values({"b": 1, "a": None}) == hash_values({"a": None, "b": 1})
+    True
+    """
+    text = json.dumps(values, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def hash_files(files: Iterable[tuple[str, Path]]) -> str:
+    """Name the contents of files, each with what it is called, in whatever order they come."""
+    digests = []
+    for name, path in files:
+        try:
+            with open(path, "rb") as stream:
+                digests.append((name, hashlib.file_digest(stream, "sha256").hexdigest()))
+        except OSError as error:
+            raise InputError(str(error.strerror).lower(), file=path) from error
+    return hash_values(sorted(digests))
+
+
+def find_data(data: Path, patterns: Sequence[str]) -> list[tuple[str, Path]]:
+    """List the files of a task beneath the user's folder, in `xtreme/` there, or right in it."""
+    for root in (data, data / "xtreme"):
+        found = [(path.relative_to(root), path) for p in patterns for path in root.glob(p)]
+        if found:
+            return [(str(name), path) for name, path in found if path.is_file()]
+    inside = [pattern.partition("/")[::2] for pattern in patterns]
+    found = [(Path(folder, path.name), path) for folder, rest in inside for path in data.glob(rest)]
+    return [(str(name), path) for name, path in found if path.is_file()]

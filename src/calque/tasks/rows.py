@@ -1,0 +1,107 @@
+"""Rows of results.jsonl: one for every language of a cell, or one with a failed cell's error."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from calque.tasks.cells import Cell, CellKey
+    from calque.tasks.outcome import Outcome
+
+Row: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """What came of a cell: outcomes or an error, and what it cost."""
+
+    outcomes: tuple[Outcome, ...] = ()
+    error: str | None = None
+    seconds: float = 0.0
+    memory_mb: float | None = None
+    device: str | None = None
+    # Of a GPU, what other processes may have while the cell holds the most it needs.
+    free_mb: float | None = None
+    # Whether the process that had the cell is of no more use: out of memory, or dead.
+    ended_worker: bool = False
+
+
+def make_rows(cell: Cell, result: CellResult) -> list[Row]:
+    """Describe a cell's result, language by language."""
+    common = _describe(cell, result)
+    if result.error is not None:
+        return [{**common, "error": result.error}]
+    items = name_items(cell) if any(o.items is not None for o in result.outcomes) else None
+    rows = []
+    for outcome in result.outcomes:
+        metric, value = next(iter(outcome.metrics.items()))
+        rows.append(
+            common
+            | {
+                "language": outcome.language,
+                "metric": metric,
+                "value": float(value),
+                "metrics": {name: float(found) for name, found in outcome.metrics.items()},
+                "n_items": int(outcome.n_items),
+                "layers": {str(layer): float(found) for layer, found in outcome.layers.items()},
+                "counts": {name: int(count) for name, count in outcome.counts.items()},
+                "items": None if outcome.items is None else items,
+            }
+        )
+    return rows
+
+
+def name_items(cell: Cell) -> str:
+    """Name the file with a cell's test items; the hash keeps results of other settings apart."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", cell.entrant.name).strip("_")[-60:]
+    seed = "all" if cell.seed is None else cell.seed
+    return f"items/{name}.{cell.task}.{seed}.{cell.config.replace('-', '')}.npz"
+
+
+def key_of(row: Mapping[str, Any]) -> CellKey:
+    """Tell which cell a row belongs to."""
+    return row["model"], row["task"], row["seed"]
+
+
+def list_versions() -> dict[str, str]:
+    """Name the software that results depend on."""
+    found = {"python": platform.python_version()}
+    for package in ("calque", "torch", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # run from a source tree
+            found[package] = "unknown"
+    return found
+
+
+def _describe(cell: Cell, result: CellResult) -> Row:
+    kind = cell.kind
+    return {
+        "model": cell.entrant.name,
+        "task": cell.task,
+        "language": None,
+        "seed": cell.seed,
+        "metric": kind.metric,
+        "value": None,
+        "metrics": {},
+        "n_items": 0,
+        "layers": {},
+        "counts": {},
+        "setting": cell.settings.setting if kind.trained else None,
+        "source": cell.settings.source if kind.trained else None,
+        "higher_is_better": kind.higher_is_better,
+        "config": cell.config,
+        "versions": list_versions(),
+        "seconds": round(result.seconds, 3),
+        "memory_mb": None if result.memory_mb is None else round(result.memory_mb, 1),
+        "device": result.device,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "error": None,
+        "items": None,
+    }

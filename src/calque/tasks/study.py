@@ -1,0 +1,261 @@
+"""The grid of a study: models × tasks × seeds, planned, run in any number of sittings."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from calque.tasks.cell_workers import Advance, Worker, listen_to
+from calque.tasks.cells import Cell, choose_settings, hash_settings, name_changes
+from calque.tasks.fingerprints import find_data, hash_files
+from calque.tasks.suite import load_function
+from calque.types import InputError
+
+if TYPE_CHECKING:
+    from calque.tasks.entrants import Entrant
+    from calque.tasks.results import ResultsFolder
+    from calque.tasks.rows import CellResult, Row
+    from calque.tasks.suite import TaskKind
+    from calque.tasks.task_settings import TaskSettings
+
+CONTEXT_MB = 700  # of a CUDA process that does nothing yet
+SPARE = 1.25  # batches differ, and so do tasks
+MOST_JOBS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Cells to compute and what is left out: cells that are done, languages without a test."""
+
+    todo: tuple[Cell, ...]
+    n_done: int
+    n_again: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A cell begins; so many are computed at a time."""
+
+    cell: Cell
+    n_jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A cell's rows are safe."""
+
+    cell: Cell
+    result: CellResult
+    rows: Sequence[Row]
+
+
+Event: TypeAlias = Started | Advance | Written
+
+
+def plan_cells(
+    entrants: Sequence[Entrant],
+    kinds: Mapping[str, TaskKind],
+    seeds: Sequence[int],
+    data: Path,
+    *,
+    languages: Sequence[str] | None = None,
+    chosen: Mapping[str, Any] | None = None,
+) -> tuple[list[Cell], list[str]]:
+    """List the cells of a grid, task by task and model by model, and what is left out of them.
+
+    A task without training has one cell a model, or one a seed where the seed makes the model.
+    Its languages are those asked for that it has a test of; a language that no task has a test of
+    is an error.
+    """
+    if not data.is_dir():
+        raise InputError("no such folder", file=data, fix="check --data")
+    models = {entrant: entrant.hash() for entrant in entrants}
+    cells, missing = [], Counter[str]()
+    for task, kind in kinds.items():
+        settings = choose_settings(kind, chosen or {})
+        names, lacking = choose_languages(task, kind, data, settings, languages)
+        missing.update(lacking)
+        parts = hash_settings(task, kind, settings, names), _hash_data(task, kind, data)
+        for entrant, model in models.items():
+            config = "-".join((*parts, model))
+            numbers = seeds if kind.trained or entrant.needs_seed else [None]
+            cells += [
+                Cell(entrant, task, kind, seed, data, names, settings, config) for seed in numbers
+            ]
+    for name, count in missing.items():
+        if count == len(kinds):
+            raise InputError(f"no test for {name!r}", file=data, fix="check --languages")
+    notes = [f"{n} of {len(kinds)} tasks have no test for {name}" for name, n in missing.items()]
+    return cells, notes
+
+
+def choose_languages(
+    task: str,
+    kind: TaskKind,
+    data: Path,
+    settings: TaskSettings,
+    asked: Sequence[str] | None,
+) -> tuple[tuple[str, ...] | None, list[str]]:
+    """Give the tests of a task in the languages asked for, and the languages it has none of.
+
+    A pair such as de-en is a test in either of its languages.
+    """
+    if kind.languages is None:
+        return None if asked is None else tuple(asked), []
+    known: list[str] = load_function(kind.languages, task)(data, settings)
+    if asked is None:
+        return tuple(known), []
+    found = {
+        name: [test for test in known if name in (test, *test.split("-"))]
+        for name in map(_shorten, asked)
+    }
+    names = tuple(dict.fromkeys(test for tests in found.values() for test in tests))
+    if not names:
+        fix = f"choose from: {' '.join(known)}"
+        raise InputError(f"{task} has no test for {' '.join(found)}", file=data, fix=fix)
+    return names, [name for name, tests in found.items() if not tests]
+
+
+def sort_out(cells: Iterable[Cell], results: ResultsFolder, *, force: bool = False) -> Plan:
+    """Tell what is done from what is to do; failed cells are done again.
+
+    A cell that was done with other settings, data or weights is an error, or with `force` done
+    again: results of two configurations side by side would be compared as if they were one.
+    """
+    todo, n_done, n_again = [], 0, 0
+    for cell in cells:
+        rows = results.cells.get(cell.key)
+        if rows is None:
+            todo.append(cell)
+        elif rows[0]["config"] != cell.config:
+            if not force:
+                changed = name_changes(rows[0]["config"], cell.config)
+                problem = f"{cell} was done with other {changed}"
+                fix = "name a new folder, or do such cells again with --force"
+                raise InputError(problem, file=results.path, fix=fix)
+            todo.append(cell)
+            n_again += 1
+        elif results.find_error(cell.key) is not None:
+            todo.append(cell)
+            n_again += 1
+        else:
+            n_done += 1
+    return Plan(tuple(todo), n_done, n_again, tuple(results.repairs))
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    results: ResultsFolder,
+    *,
+    device: str = "auto",
+    n_jobs: int | None = 1,
+    deadline: float | None = None,
+) -> Generator[Event, None, None]:
+    """Compute cells in so many processes and write each when it is done.
+
+    With 0 jobs they run in this process; None begins with one and takes as many as the memory of
+    the GPU allows once a cell has shown how much it needs. At the `deadline`, of
+    `time.monotonic`, what is unfinished is given up.
+    """
+    if n_jobs == 0:
+        yield from _run_here(cells, results, device, deadline)
+        return
+    queue, crew, target = list(cells), list[Worker](), n_jobs or 1
+    n_threads = max(1, (os.cpu_count() or 1) // target)
+    peak_mb = 0.0
+    try:
+        while queue or any(worker.cell for worker in crew):
+            if deadline is not None and time.monotonic() > deadline:
+                return
+            while queue and len(crew) < min(target, len(queue) + len(crew)):
+                crew.append(Worker(device, n_threads))
+            for worker in [worker for worker in crew if worker.cell is None][: len(queue)]:
+                worker.give(queue.pop(choose_next(queue, worker, crew)))
+                assert worker.cell is not None
+                yield Started(worker.cell, len(crew))
+            for event in listen_to(crew, 0.5):
+                if isinstance(event, Advance):
+                    yield event
+                    continue
+                yield Written(event.cell, event.result, results.add(event.cell, event.result))
+                if event.result.ended_worker:
+                    event.worker.stop()
+                    crew.remove(event.worker)
+                    target, n_jobs = max(1, len(crew)), 1
+                elif n_jobs is None:
+                    peak_mb = max(peak_mb, event.result.memory_mb or 0.0)
+                    free_mb = event.result.free_mb if len(crew) == 1 else None
+                    target = max(target, decide_jobs(peak_mb, free_mb))
+    finally:
+        for worker in crew:
+            worker.stop()
+
+
+def choose_next(queue: Sequence[Cell], worker: Worker, crew: Sequence[Worker]) -> int:
+    """Choose the place in the queue of a worker's next cell: rather one it has data ready for.
+
+    Next best is a model and task that no other worker has, so that as few as possible prepare
+    the same data; then whatever is first.
+    """
+
+    def group(cell: Cell | None) -> tuple[str, str] | None:
+        return None if cell is None else (cell.task, cell.entrant.name)
+
+    mine = group(worker.last)
+    others = {group(other.last) for other in crew if other is not worker}
+    for place, cell in enumerate(queue):
+        if group(cell) == mine:
+            return place
+    for place, cell in enumerate(queue):
+        if group(cell) not in others:
+            return place
+    return 0
+
+
+def decide_jobs(peak_mb: float, free_mb: float | None, n_cores: int | None = None) -> int:
+    """Tell how many cells fit on a GPU beside each other; 1 without one.
+
+    `free_mb` is what is free with one process on it that has already taken its share.
+
+    >>> decide_jobs(4000, 20_000, n_cores=16), decide_jobs(4000, 1000, 16), decide_jobs(4000, None)
+    (4, 1, 1)
+    """
+    if free_mb is None or peak_mb <= 0:
+        return 1
+    cores = n_cores or os.cpu_count() or 1
+    more = int(free_mb / (peak_mb * SPARE + CONTEXT_MB))
+    return max(1, min(1 + more, MOST_JOBS, cores))
+
+
+def _run_here(
+    cells: Sequence[Cell], results: ResultsFolder, device: str, deadline: float | None
+) -> Iterator[Event]:
+    from calque.tasks.cell_runner import CellRunner
+
+    runner = CellRunner(device)
+    for cell in cells:
+        if deadline is not None and time.monotonic() > deadline:
+            return
+        yield Started(cell, 1)
+        result = runner.run(cell)
+        yield Written(cell, result, results.add(cell, result))
+
+
+def _hash_data(task: str, kind: TaskKind, data: Path) -> str:
+    files = find_data(data, kind.files)
+    if not files:
+        shown = " or ".join(kind.files)
+        raise InputError(f"no files of {task} here", file=data, fix=f"give a folder with {shown}")
+    return hash_files(files)
+
+
+def _shorten(name: str) -> str:
+    from calque.tasks.languages import short_name
+
+    return short_name(name.strip())
