@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -20,9 +20,17 @@ if TYPE_CHECKING:
 BLOCK = 4096
 
 
+class Rows(Protocol):
+    """Vectors that give some of their rows when asked: a tensor, or an array on disk."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Tensor: ...
+
+
 def nearest_both_ways(
-    src: Float[Tensor, "src hidden"],
-    tgt: Float[Tensor, "tgt hidden"],
+    src: Float[Tensor, "src hidden"] | Rows,
+    tgt: Float[Tensor, "tgt hidden"] | Rows,
     k_src: int,
     k_tgt: int = 0,
     *,
@@ -87,7 +95,7 @@ def log_sums_both_ways(
     return rows, columns
 
 
-def _blocks(rows: Float[Tensor, "rows hidden"], size: int) -> Iterator[tuple[int, Tensor]]:
+def _blocks(rows: Rows, size: int) -> Iterator[tuple[int, Tensor]]:
     edges = [*range(0, len(rows), size), len(rows)]
     return ((start, rows[start:end]) for start, end in pairwise(edges))
 
@@ -101,9 +109,9 @@ def _subtract(
     return scores - (own if dim == 1 else own[:, None])
 
 
-def _join(parts: list[Best], words: Float[Tensor, "words hidden"], k: int) -> Best:
+def _join(parts: list[Best], words: Rows, k: int) -> Best:
     if not parts:
-        shape = (len(words), k)
-        return words.new_empty(shape), torch.empty(shape, dtype=torch.int64, device=words.device)
+        shape, none = (len(words), k), words[:0]
+        return none.new_empty(shape), torch.empty(shape, dtype=torch.int64, device=none.device)
     scores, places = (torch.cat(both) for both in zip(*parts, strict=True))
     return scores, places

@@ -17,6 +17,7 @@ from calque.cli.grow import grow
 from calque.cli.lexicon import lexicon
 from calque.cli.links import links
 from calque.cli.map import map_vectors
+from calque.cli.mine import mine
 from calque.cli.models import models
 from calque.cli.neutralize import neutralize
 from calque.cli.prepare import prepare
@@ -33,6 +34,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "lexicon": lexicon,
     "links": links,
     "map": map_vectors,
+    "mine": mine,
     "models": models,
     "neutralize": neutralize,
     "prepare": prepare,

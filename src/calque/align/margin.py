@@ -1,0 +1,117 @@
+"""Which sentences of two languages translate each other: margins over their neighborhoods.
+
+A cosine alone does not tell: some sentences are near to everything. The margin asks how much
+nearer a pair is than its k nearest neighbors either way (Artetxe & Schwenk, 2019).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats: TypeAlias = npt.NDArray[np.float32]
+    Rows: TypeAlias = npt.NDArray[np.int64]
+
+Margin: TypeAlias = Literal["ratio", "distance", "absolute"]
+Retrieval: TypeAlias = Literal["max", "intersect", "forward", "backward"]
+
+# Below this a mean cosine says nothing, and dividing by it would turn the order around.
+SMALLEST_MEAN = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbors:
+    """Every source's k nearest targets and every target's k nearest sources, with their cosines."""
+
+    src_cosines: Floats  # sources × k
+    src_places: Rows
+    tgt_cosines: Floats  # targets × k
+    tgt_places: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class MinedPairs:
+    """Pairs of rows and their scores, the highest first; of equals, in the order of sources."""
+
+    src: Rows
+    tgt: Rows
+    scores: Floats
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def above(self, threshold: float) -> MinedPairs:
+        """Keep the pairs that score at least so much."""
+        kept = slice(0, int(np.count_nonzero(self.scores >= threshold)))
+        return MinedPairs(self.src[kept], self.tgt[kept], self.scores[kept])
+
+
+def margin_scores(cosines: Floats, means: Floats, margin: Margin = "ratio") -> Floats:
+    """Compare cosines with the mean cosines of the neighborhoods, (r(x) + r(y)) / 2.
+
+    >>> margin_scores(np.float32([0.8]), np.float32([0.4])).tolist()
+    [2.0]
+    """
+    if margin == "absolute":
+        return cosines
+    if margin == "distance":
+        return cosines - means
+    scores: Floats = cosines / np.maximum(means, np.float32(SMALLEST_MEAN))
+    return scores
+
+
+def mine_pairs(
+    near: Neighbors, margin: Margin = "ratio", retrieval: Retrieval = "max"
+) -> MinedPairs:
+    """Choose pairs by their margins: the best target of each source, the best source of each target.
+
+    `forward` and `backward` take one of both, `intersect` the pairs that both choose, and `max`
+    goes through all of them from the best on and uses every sentence once.
+    """
+    src_means, tgt_means = near.src_cosines.mean(axis=1), near.tgt_cosines.mean(axis=1)
+    forward = _best(near.src_cosines, near.src_places, src_means, tgt_means, margin)
+    if retrieval == "forward":
+        return _sort(forward)
+    tgt, src, scores = _best(near.tgt_cosines, near.tgt_places, tgt_means, src_means, margin)
+    backward = src, tgt, scores
+    if retrieval == "backward":
+        return _sort(backward)
+    if retrieval == "intersect":
+        chosen = forward[1]
+        mutual = chosen[src] == tgt
+        return _sort((src[mutual], tgt[mutual], scores[mutual]))
+    both = tuple(np.concatenate(parts) for parts in zip(forward, backward, strict=True))
+    return _use_once(_sort((both[0], both[1], both[2])))
+
+
+def _best(
+    cosines: Floats, places: Rows, own_means: Floats, other_means: Floats, margin: Margin
+) -> tuple[Rows, Rows, Floats]:
+    means = (own_means[:, None] + other_means[places]) / 2
+    scores = margin_scores(cosines, means, margin)
+    best = scores.argmax(axis=1)
+    rows = np.arange(len(places), dtype=np.int64)
+    return rows, places[rows, best], scores[rows, best]
+
+
+def _sort(pairs: tuple[Rows, Rows, Floats]) -> MinedPairs:
+    src, tgt, scores = pairs
+    order = np.lexsort((tgt, src, -scores))
+    return MinedPairs(src[order], tgt[order], scores[order])
+
+
+def _use_once(pairs: MinedPairs) -> MinedPairs:
+    """Take pairs from the best on, but none whose source or target was taken before."""
+    n_src, n_tgt = (int(side.max(initial=-1)) + 1 for side in (pairs.src, pairs.tgt))
+    src_taken, tgt_taken = bytearray(n_src), bytearray(n_tgt)
+    kept = np.zeros(len(pairs), dtype=np.bool_)
+    for row, (src, tgt) in enumerate(zip(pairs.src.tolist(), pairs.tgt.tolist(), strict=True)):
+        if not (src_taken[src] or tgt_taken[tgt]):
+            src_taken[src] = tgt_taken[tgt] = 1
+            kept[row] = True
+    return MinedPairs(pairs.src[kept], pairs.tgt[kept], pairs.scores[kept])
