@@ -35,6 +35,7 @@ class ResultsFolder:
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / ROWS
         check_folder(folder)
+        read_folder(folder)  # what is not of results is refused before anything is touched
         (folder / ITEMS).mkdir(parents=True, exist_ok=True)
         self._lock: BinaryIO = open(folder / LOCK, "ab")  # noqa: SIM115
         lock_file(self._lock, folder)
@@ -43,10 +44,7 @@ class ResultsFolder:
             clear_partial(place)
         self._undo_append()
         self.path.touch()
-        rows = self._read()
-        self.cells: dict[CellKey, list[Row]] = {}
-        for row in rows:
-            self.cells.setdefault(key_of(row), []).append(row)
+        self.cells = self._read()
 
     @property
     def rows(self) -> list[Row]:
@@ -115,7 +113,7 @@ class ResultsFolder:
             self.repairs.append("rows of a cell that was being written are dropped")
         note.unlink()
 
-    def _read(self) -> list[Row]:
+    def _read(self) -> dict[CellKey, list[Row]]:
         content = self.path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         rows = parse_rows(whole, self.path)
@@ -126,7 +124,7 @@ class ResultsFolder:
             with write_atomically(self.path, binary=True) as stream:
                 stream.write(_to_bytes(rows))
             self.repairs.append("the last line was torn: its cell is dropped and done again")
-        return rows
+        return group_rows(rows)
 
 
 def check_folder(folder: Path) -> None:
@@ -143,11 +141,15 @@ def check_folder(folder: Path) -> None:
 def read_folder(folder: Path) -> dict[CellKey, list[Row]]:
     """Read the rows of a folder by cell and leave it as it is; of none, nothing."""
     path = folder / ROWS
+    content = path.read_bytes() if path.exists() else b""
+    return group_rows(parse_rows(content[: content.rfind(b"\n") + 1], path))
+
+
+def group_rows(rows: Iterable[Row]) -> dict[CellKey, list[Row]]:
+    """Put the rows of a cell together."""
     cells: dict[CellKey, list[Row]] = {}
-    if path.exists():
-        content = path.read_bytes()
-        for row in parse_rows(content[: content.rfind(b"\n") + 1], path):
-            cells.setdefault(key_of(row), []).append(row)
+    for row in rows:
+        cells.setdefault(key_of(row), []).append(row)
     return cells
 
 

@@ -22,7 +22,8 @@ class TaskKind:
     """What a task is: its main metric, what it takes, and where its code and its data are.
 
     `measure` and `languages` give outcomes of one model and the languages there are tests of, as
-    MODULE:FUNCTION of this package; `score` does the layers of an untrained task one by one.
+    MODULE:FUNCTION, with a dot before a module of this package; `score` does the layers of an
+    untrained task one by one.
     `files` are patterns of its data beneath the user's folder; `defaults` differ from
     `TaskSettings`; `reads` are the settings that matter, all of them where it is `trained`.
     """
@@ -43,7 +44,7 @@ class TaskKind:
 def _untrained(what: str, metric: str, name: str, file: str, pattern: str, **more: Any) -> TaskKind:
     """Describe a task that only looks at a model as it is."""
     place = "untrained_vectors" if more.get("of_vectors") else "untrained"
-    measure, score = f"{place}:measure_{name}", f"{file}:score_{name}"
+    measure, score = f".{place}:measure_{name}", f".{file}:score_{name}"
     return TaskKind(what, metric, measure, (pattern,), score=score, **more)
 
 
@@ -52,12 +53,18 @@ def _probe(what: str, metric: str, *patterns: str) -> TaskKind:
     return TaskKind(
         what,
         metric,
-        "untrained:measure_tagging_probe",
+        ".untrained:measure_tagging_probe",
         patterns,
-        languages="untrained:list_probe_languages",
-        score="tagging_probe:score_tagging_probe",
+        languages=".untrained:list_probe_languages",
+        score=".tagging_probe:score_tagging_probe",
         reads=("layer",),
     )
+
+
+def _trained(what: str, metric: str, measure: str, *patterns: str, **more: Any) -> TaskKind:
+    """Describe a task that is learnt; its module lists the languages."""
+    languages = f"{measure.partition(':')[0]}:list_languages"
+    return TaskKind(what, metric, measure, patterns, languages, trained=True, **more)
 
 
 TASKS: dict[str, TaskKind] = {
@@ -67,7 +74,7 @@ TASKS: dict[str, TaskKind] = {
         "tatoeba",
         "retrieval",
         "tatoeba/tatoeba.*",
-        languages="untrained:list_tatoeba_languages",
+        languages=".untrained:list_tatoeba_languages",
         reads=("layer",),
     ),
     "word_alignment": _untrained(
@@ -76,8 +83,16 @@ TASKS: dict[str, TaskKind] = {
         "word_alignment",
         "word_alignment",
         "gold_alignments/*",
-        languages="untrained:list_alignment_pairs",
+        languages=".untrained:list_alignment_pairs",
         higher_is_better=False,
+        reads=("layer",),
+    ),
+    "bucc": TaskKind(
+        "finding translations in two texts",
+        "f1",
+        ".mining:measure_mining",
+        ("bucc2018/*", "bucc2018/*-en/*"),
+        languages=".mining:list_languages",
         reads=("layer",),
     ),
     "pos_probe": _probe("parts of speech by a linear probe", "accuracy", "udpos/*", "ud/*"),
@@ -98,14 +113,16 @@ TASKS: dict[str, TaskKind] = {
         "word_similarity/**/*.txt",
         of_vectors=True,
     ),
+    "parsing": _trained(
+        "dependency parsing", "las", ".parsing:measure_parsing", "ud/*-ud-*.conllu*"
+    ),
 }
 
 
 def load_function(reference: str, task: str) -> Callable[..., Any]:
-    """Import MODULE:FUNCTION, of this folder if it has no dots; one of several is told which."""
+    """Import what MODULE:FUNCTION names; a function of several tasks is told which it does."""
     module, _, name = reference.partition(":")
-    place = module if "." in module else f"calque.tasks.{module}"
-    function: Callable[..., Any] = getattr(import_module(place), name)
+    function: Callable[..., Any] = getattr(import_module(module, "calque.tasks"), name)
     return partial(function, task=task) if "task" in signature(function).parameters else function
 
 
