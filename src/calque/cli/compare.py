@@ -14,9 +14,11 @@ from calque.types import InputError
 if TYPE_CHECKING:
     from calque.report.results import Results
     from calque.report.study import Judging, Study
+    from calque.report.tables import Table
 
 SUFFIXES = (".html", ".md", ".tex", ".csv")
 FEWEST_RESAMPLES = 100
+FILE_WIDTH, WIDEST = 160, 10_000
 
 
 def compare(
@@ -101,14 +103,33 @@ def _make_study(
 def _show(study: Study, *, by_language: bool) -> None:
     from rich.console import Console
 
-    from calque.report.tables import list_sentences, tabulate_task, tabulate_verdicts, to_rich
+    from calque.report.tables import (
+        drop_column,
+        list_sentences,
+        tabulate_task,
+        tabulate_verdicts,
+        to_rich,
+    )
 
     console = Console()
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+
+    def is_wide(table: Table) -> bool:
+        free = console.options.update(width=WIDEST)
+        return console.measure(to_rich(table), options=free).maximum > console.width
+
     for note in study.notes:
         print(f"calque: mind: {note}", file=sys.stderr)
     for task in study.tasks if by_language else ():
-        console.print(to_rich(tabulate_task(study, task)))
-    console.print(to_rich(tabulate_verdicts(study)))
+        tables = [tabulate_task(study, task)]
+        if is_wide(tables[0]):
+            tables = [tabulate_task(study, task, [model]) for model in task.models]
+        console.print(*map(to_rich, tables))
+    verdicts = tabulate_verdicts(study)
+    while is_wide(verdicts) and verdicts.spare:
+        verdicts = drop_column(verdicts, verdicts.spare[0])
+    console.print(to_rich(verdicts))
     for line in list_sentences(study):
         print(line)
 

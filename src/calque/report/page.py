@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
 from importlib import resources
@@ -101,30 +101,30 @@ def _list_notes(notes: Sequence[str]) -> str:
 def _show_task(study: Study, task: TaskStudy, place: int) -> str:
     """Show a task: by language, by seed, by layer."""
     names = name_models(study)
-    models = [names[model] for model in task.models]
+    places = {names[model]: place for place, model in enumerate([study.baseline, *study.models])}
+    compared = {names[model]: places[names[model]] for model in task.models}
     parts = [f'<section id="task-{place}"><h2>{escape(task.task)}</h2>']
     parts.append(_lay_out(tabulate_task(study, task)))
     parts.append("<h3>By language</h3>")
-    parts.append(_make_legend(models))
+    parts.append(_make_legend(compared))
     unit = f"{task.metric}: points against {names[study.baseline]}"
     better = "right" if task.higher_is_better else "left"
     caption = (
         f"Differences with their intervals; better is to the {better}. A filled mark is a verdict"
         " after correction, an empty one is within noise."
     )
-    parts.append(_frame(draw_intervals(_collect(study, task), models, label=unit), caption))
-    everyone = [names[model] for model in task.scores]
+    parts.append(_frame(draw_intervals(_collect(study, task), compared, label=unit), caption))
     seeds = _average_seeds(study, task)
     if any(len(by_seed) > 1 for by_seed in seeds.values()):
         parts.append("<h3>By seed</h3>")
         caption = "Mean of the languages of each run; lines join runs with the same seed."
-        parts.append(_frame(draw_seeds(seeds, label=f"{task.metric} (%)"), caption))
+        parts.append(_frame(draw_seeds(seeds, places, label=f"{task.metric} (%)"), caption))
     if task.layers:
         parts.append("<h3>By layer</h3>")
-        parts.append(_make_legend(everyone))
         lines = {names[model]: line for model, line in task.layers.items()}
+        parts.append(_make_legend({name: places[name] for name in lines}))
         caption = "Mean of languages and seeds."
-        parts.append(_frame(draw_layers(lines, label=f"{task.metric} (%)"), caption))
+        parts.append(_frame(draw_layers(lines, places, label=f"{task.metric} (%)"), caption))
     return "\n".join([*parts, "</section>"])
 
 
@@ -166,11 +166,11 @@ def _average_seeds(study: Study, task: TaskStudy) -> dict[str, dict[str, float]]
     return averages
 
 
-def _make_legend(models: Sequence[str]) -> str:
+def _make_legend(places: Mapping[str, int]) -> str:
     marks = [
         f'<li><svg viewBox="0 0 14 14" aria-hidden="true">{draw_mark(7, 7, place)}</svg>'
         f"{escape(name)}</li>"
-        for place, name in enumerate(models)
+        for name, place in places.items()
     ]
     return f'<ul class="legend">{"".join(marks)}</ul>'
 

@@ -12,6 +12,7 @@ N_COLORS = 6  # classes c0 to c5, colored by the page
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 620, 90, 16, 14, 38
 ROW = 16
 SHAPES = 3
+LONGEST = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +27,19 @@ class Interval:
 
 
 def draw_intervals(
-    rows: Mapping[str, Mapping[str, Interval]], models: Sequence[str], *, label: str
+    rows: Mapping[str, Mapping[str, Interval]], places: Mapping[str, int], *, label: str
 ) -> str:
-    """Draw differences as dots with whiskers, a row a language, a color a model; 0 is marked.
+    """Draw differences as dots with whiskers, a row a language; 0 is marked.
 
-    A filled dot is a verdict; an empty one is within noise.
+    A model's place among all decides its color and shape. A filled dot is a verdict; an empty
+    one is within noise.
     """
     ends = [0.0]
     for by_model in rows.values():
         for each in by_model.values():
             ends += [e for e in (each.middle, each.low, each.high) if e is not None]
     scale = _Scale(*_spread(ends), LEFT, WIDTH - RIGHT)
-    step = ROW * max(1, len(models)) + 8
+    step = ROW * len(places) + 8
     bottom = TOP + step * len(rows)
     parts = _draw_vertical_grid(scale, bottom)
     zero = scale.place(0)
@@ -47,15 +49,21 @@ def draw_intervals(
         if number % 2:
             parts.append(f'<rect class="band" x="0" y="{top}" width="{WIDTH}" height="{step}"/>')
         parts.append(_write(LEFT - 8, top + step / 2 + 4, name, "end"))
-        for place, model in enumerate(models):
+        for line, (model, place) in enumerate(places.items()):
             if model in by_model:
-                y = top + 4 + ROW * (place + 0.5)
+                y = top + 4 + ROW * (line + 0.5)
                 parts.append(_draw_interval(by_model[model], scale, y, place))
     parts.append(_write((LEFT + WIDTH - RIGHT) / 2, bottom + 32, label, "middle"))
     return _wrap(parts, bottom + BOTTOM, label)
 
 
-def draw_seeds(scores: Mapping[str, Mapping[str, float]], *, label: str, height: int = 220) -> str:
+def draw_seeds(
+    scores: Mapping[str, Mapping[str, float]],
+    places: Mapping[str, int],
+    *,
+    label: str,
+    height: int = 220,
+) -> str:
     """Draw scores of seeds as dots, a column a model; lines join the same seed."""
     values = [value for by_seed in scores.values() for value in by_seed.values()]
     scale = _Scale(*_spread(values), TOP + height, TOP)
@@ -69,16 +77,22 @@ def draw_seeds(scores: Mapping[str, Mapping[str, float]], *, label: str, height:
         for seed in [seed for seed in scores[before] if seed in scores[after]]:
             ends = [(columns[m], scale.place(scores[m][seed])) for m in (before, after)]
             parts.append(_join(ends, "seed"))
-    for place, model in enumerate(models):
+    for model in models:
         for seed, value in scores[model].items():
             title = f"{model}, {seed}: {value:.2f}"
-            parts.append(draw_mark(columns[model], scale.place(value), place, title))
+            parts.append(draw_mark(columns[model], scale.place(value), places[model], title))
         parts.append(_write(columns[model], TOP + height + 18, model, "middle"))
     parts.append(_write(LEFT - 8, TOP - 2, label, "end", "small"))
     return _wrap(parts, TOP + height + BOTTOM, f"{label} by seed")
 
 
-def draw_layers(lines: Mapping[str, Mapping[int, float]], *, label: str, height: int = 240) -> str:
+def draw_layers(
+    lines: Mapping[str, Mapping[int, float]],
+    places: Mapping[str, int],
+    *,
+    label: str,
+    height: int = 240,
+) -> str:
     """Draw a score by layer, a line a model."""
     layers = sorted({layer for line in lines.values() for layer in line})
     values = [value for line in lines.values() for value in line.values()]
@@ -88,12 +102,12 @@ def draw_layers(lines: Mapping[str, Mapping[int, float]], *, label: str, height:
     every = math.ceil(len(layers) / 13)
     for layer in layers[::every]:
         parts.append(_write(along.place(layer), TOP + height + 18, str(layer), "middle"))
-    for place, (model, line) in enumerate(lines.items()):
+    for model, line in lines.items():
         points = [(along.place(layer), up.place(value)) for layer, value in line.items()]
-        parts.append(_join(points, f"line c{place % N_COLORS}"))
+        parts.append(_join(points, f"line c{places[model] % N_COLORS}"))
         for (x, y), (layer, value) in zip(points, line.items(), strict=True):
             title = f"{model}, layer {layer}: {value:.2f}"
-            parts.append(draw_mark(x, y, place, title))
+            parts.append(draw_mark(x, y, places[model], title))
     parts.append(_write((LEFT + WIDTH) / 2, TOP + height + 34, "layer", "middle"))
     parts.append(_write(LEFT - 8, TOP - 2, label, "end", "small"))
     return _wrap(parts, TOP + height + BOTTOM, f"{label} by layer")
@@ -182,7 +196,7 @@ def _join(points: Sequence[tuple[float, float]], kind: str) -> str:
 
 
 def _write(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
-    shown = text if len(text) <= 28 else text[:27] + "…"
+    shown = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
     style = f' class="{kind}"' if kind else ""
     return f'<text{style} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(shown)}</text>'
 

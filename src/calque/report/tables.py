@@ -6,9 +6,9 @@ import csv
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from calque.report.comparison import Comparison
 from calque.report.plots import shorten_names
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 MARKS = {"helps": "▲", "hurts": "▼"}
 RULES = {"above": "above", "below": "below", "within": "within", None: "–"}
-NO_BREAK = "\N{NO-BREAK SPACE}"
 LATEX = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -51,7 +50,8 @@ LATEX = {
 class Table:
     """Cells of text under headings; the first columns are words, the rest numbers.
 
-    Lines in `below` come after a rule: means and gaps.
+    Lines in `below` come after a rule: means and gaps. Where there is no room, `spare` columns
+    go first.
     """
 
     title: str
@@ -60,6 +60,7 @@ class Table:
     below: Sequence[Sequence[str]] = ()
     n_words: int = 1
     caption: str = ""
+    spare: Sequence[str] = ()
 
 
 def tabulate_verdicts(study: Study) -> Table:
@@ -82,12 +83,13 @@ def tabulate_verdicts(study: Study) -> Table:
         rows,
         n_words=2,
         caption=explain_judging(study),
+        spare=("1 sd rule", names[study.baseline], "score"),
     )
 
 
-def tabulate_task(study: Study, task: TaskStudy) -> Table:
-    """Show a task by language: every model, and its difference to the baseline."""
-    names, others = name_models(study), list(task.models)
+def tabulate_task(study: Study, task: TaskStudy, models: Sequence[str] | None = None) -> Table:
+    """Show a task by language: every model, or some, and its difference to the baseline."""
+    names, others = name_models(study), list(task.models if models is None else models)
     heads = ["language", names[study.baseline]]
     for model in others:
         heads += [names[model], "difference"]
@@ -175,20 +177,32 @@ def to_rich(table: Table) -> RichTable:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    def fit(cell: str) -> Text:
-        """Let no number be broken, nor an interval."""
-        return Text(re.sub(r"(?<=[\d,]) (?=[±\d−])|(?<=±) ", NO_BREAK, cell))
-
-    made = RichTable(title=Text(table.title), caption=Text(table.caption), box=box.SIMPLE_HEAD)
+    made = RichTable(
+        title=Text(table.title), caption=Text(table.caption), box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for place, head in enumerate(table.heads):
-        made.add_column(Text(head), justify="left" if place < table.n_words else "right")
+        is_word = place < table.n_words
+        justify: Literal["left", "right"] = "left" if is_word else "right"
+        made.add_column(Text(head), justify=justify, no_wrap=not is_word, overflow="fold")
     for row in table.rows:
-        made.add_row(*map(fit, row))
+        made.add_row(*map(Text, row))
     if table.below:
         made.add_section()
     for row in table.below:
-        made.add_row(*map(fit, row), style="bold")
+        made.add_row(*map(Text, row), style="bold")
     return made
+
+
+def drop_column(table: Table, head: str) -> Table:
+    """Give the table without a column."""
+    place = list(table.heads).index(head, table.n_words)
+
+    def cut(row: Sequence[str]) -> list[str]:
+        return [cell for number, cell in enumerate(row) if number != place]
+
+    rows, below = [cut(row) for row in table.rows], [cut(row) for row in table.below]
+    spare = [name for name in table.spare if name != head]
+    return replace(table, heads=cut(table.heads), rows=rows, below=below, spare=spare)
 
 
 def to_markdown(study: Study) -> str:
