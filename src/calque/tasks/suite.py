@@ -67,6 +67,12 @@ def _trained(what: str, metric: str, measure: str, *patterns: str, **more: Any) 
     return TaskKind(what, metric, measure, patterns, languages, trained=True, **more)
 
 
+def _questions(what: str, *patterns: str) -> TaskKind:
+    """Describe a set of questions, each of which may be learnt from another's."""
+    return _trained(what, "f1", ".question_answering:measure_questions", *patterns)
+
+
+QUESTIONS_LEARNT = ("squad/train-v1.1.json*", "tydiqa/**/*.train.json*")
 TASKS: dict[str, TaskKind] = {
     "tatoeba": _untrained(
         "finding translations of sentences",
@@ -114,8 +120,15 @@ TASKS: dict[str, TaskKind] = {
         of_vectors=True,
     ),
     "parsing": _trained(
-        "dependency parsing", "las", ".parsing:measure_parsing", "ud/*-ud-*.conllu*"
+        "dependency parsing",
+        "las",
+        ".parsing:measure_parsing",
+        "ud/*-ud-*.conllu*",
+        "ud/UD_*/*-ud-*.conllu*",
     ),
+    "xquad": _questions("answers to questions, XQuAD", "xquad/**/*.json*", *QUESTIONS_LEARNT),
+    "mlqa": _questions("answers to questions, MLQA", "mlqa/**/*.json*", *QUESTIONS_LEARNT),
+    "tydiqa": _questions("answers to questions, TyDiQA", "tydiqa/**/*.json*"),
 }
 
 
