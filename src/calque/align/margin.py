@@ -68,7 +68,7 @@ def margin_scores(cosines: Floats, means: Floats, margin: Margin = "ratio") -> F
 def mine_pairs(
     near: Neighbors, margin: Margin = "ratio", retrieval: Retrieval = "max"
 ) -> MinedPairs:
-    """Choose pairs by their margins: the best target of each source, the best source of each target.
+    """Choose pairs by their margins: each source takes its best target, each target its source.
 
     `forward` and `backward` take one of both, `intersect` the pairs that both choose, and `max`
     goes through all of them from the best on and uses every sentence once.

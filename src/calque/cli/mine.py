@@ -27,7 +27,7 @@ def mine(
         str,
         typer.Argument(
             metavar="SRC",
-            help="One sentence a line, or id TAB sentence; plain, .gz, .xz, .zst. Or vectors: .npy.",
+            help="A sentence, or id TAB sentence, a line; plain, .gz, .xz, .zst. Or .npy vectors.",
         ),
     ],
     tgt: Annotated[str, typer.Argument(metavar="TGT", help="The same of the other language.")],

@@ -1,0 +1,178 @@
+"""Bitext mining on BUCC 2018: find the few translations among two texts of one topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calque.align.margin import MinedPairs, mine_pairs
+from calque.align.neighbors import UnitRows, find_neighbors
+from calque.align.thresholds import choose_cut
+from calque.tasks.mining_data import MiningTest, find_gold, read_test
+from calque.tasks.outcome import Items, Outcome
+from calque.tasks.prepared import remember
+from calque.tools.embedder import choose_output, device_of, embed_blocks
+from calque.tools.windows import EmbedReport
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from calque.models.encoder import Encoder
+    from calque.tasks.task_settings import TaskSettings
+
+    Vectors = npt.NDArray[np.float32]
+    Bools = npt.NDArray[np.bool_]
+
+NEIGHBORS = 4
+# Sets of more products are scored at one layer alone: the others would take as long each.
+MAX_SWEPT = 1 << 28
+
+
+def list_languages(data: Path, settings: TaskSettings) -> list[str]:
+    """List the languages whose true pairs with English are known."""
+    return list(find_gold(data))
+
+
+def measure_mining(
+    encoder: Encoder,
+    data: Path,
+    *,
+    languages: Sequence[str] | None,
+    settings: TaskSettings,
+    seed: int | None,
+    on_progress: Callable[[int, int], None],
+) -> list[Outcome]:
+    """Mine by margin ratio (Artetxe & Schwenk, 2019); F1 with a threshold from other pairs.
+
+    The threshold comes from another split with gold pairs. Where there is only one, the source
+    sentences are halved, and each half is scored with the threshold that is best for the other:
+    `counts` says so with 2 folds. `f1_best` has the threshold that is best for the very pairs
+    that are scored, as most papers do on a development set. An item is a source sentence.
+    """
+    files = find_gold(data)
+    names = [name for name in files if languages is None or name in languages]
+    outcomes = []
+    for n_done, name in enumerate(names, start=1):
+        golds = list(files[name].values())
+        used = dict.fromkeys((golds[0], golds[-1]))  # one, if there are no others
+        tests = [_read(encoder, gold) for gold in used]
+        outcomes.append(_measure_language(encoder, name, tests, settings.layer))
+        on_progress(n_done, len(names))
+    return outcomes
+
+
+def _read(encoder: Encoder, gold: Path) -> MiningTest:
+    return remember(encoder.tokenizer, ("bucc", str(gold)), lambda: read_test(gold))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mined:
+    """Candidates of a test, which of them are gold, and the fold each source sentence is in."""
+
+    pairs: MinedPairs
+    is_gold: Bools
+    gold_src: npt.NDArray[np.int64]
+    n_src: int
+
+    @property
+    def folds(self) -> Bools:
+        """Halve the sources: those with a translation in turn, and the others in turn."""
+        folds = np.arange(self.n_src) % 2 == 1
+        known = np.unique(self.gold_src)
+        folds[known] = np.arange(len(known)) % 2 == 1
+        return folds
+
+    def threshold(self, among: Bools) -> float:
+        """Find the best threshold for the sources of a part."""
+        mine = among[self.pairs.src]
+        n_gold = int(among[self.gold_src].sum())
+        return choose_cut(self.pairs.scores[mine], self.is_gold[mine], n_gold).threshold
+
+
+def _measure_language(
+    encoder: Encoder, name: str, tests: list[MiningTest], layer: int | None
+) -> Outcome:
+    own, finish = choose_output(encoder, layer, raw=False)
+    n_products = max(len(test.src) * len(test.tgt) for test in tests)
+    numbers = list(range(encoder.n_layers + 1)) if n_products <= MAX_SWEPT else [own]
+    sides = [[_embed(encoder, text, numbers) for text in (test.src, test.tgt)] for test in tests]
+    layers = {}
+    for number in numbers:
+        mined = [
+            _mine(encoder, test, [vectors[number] for vectors, _ in both])
+            for test, both in zip(tests, sides, strict=True)
+        ]
+        layers[number] = _count(mined[0], _choose_kept(mined)).score
+    mined = [
+        _mine(encoder, test, [finish(vectors[own]) for vectors, _ in both])
+        for test, both in zip(tests, sides, strict=True)
+    ]
+    found, everything = mined[0], np.ones(mined[0].n_src, dtype=np.bool_)
+    kept = _choose_kept(mined)
+    items = _count(found, kept)
+    best = _count(found, found.pairs.scores >= np.float64(found.threshold(everything)))
+    n_kept, n_hits, n_gold = int(kept.sum()), int((kept & found.is_gold).sum()), len(tests[0].gold)
+    metrics = {
+        "f1": items.score,
+        "precision": 100 * n_hits / max(1, n_kept),
+        "recall": 100 * n_hits / n_gold,
+        "f1_best": best.score,
+    }
+    counts = {
+        "layer": own,
+        "src_sentences": len(tests[0].src),
+        "tgt_sentences": len(tests[0].tgt),
+        "gold_pairs": n_gold,
+        "mined_pairs": n_kept,
+        "repeated_sentences": tests[0].n_duplicates,
+        "folds": 2 if len(tests) == 1 else 0,
+        "in_windows": sum(report.n_long for _, report in sides[0]),
+    }
+    return Outcome(name, metrics, len(items.numerators), items, layers, counts)
+
+
+def _embed(
+    encoder: Encoder, sentences: Sequence[str], layers: Sequence[int]
+) -> tuple[dict[int, Vectors], EmbedReport]:
+    parts: dict[int, list[Vectors]] = {layer: [] for layer in layers}
+    report = EmbedReport()
+    for block in embed_blocks(encoder, sentences, layers):
+        for layer, vectors in block.vectors.items():
+            parts[layer].append(vectors)
+        report += block.report
+    return {layer: np.concatenate(part) for layer, part in parts.items()}, report
+
+
+def _mine(encoder: Encoder, test: MiningTest, sides: list[Vectors]) -> _Mined:
+    place = device_of(encoder)
+    src, tgt = (UnitRows(vectors, None, place) for vectors in sides)
+    near = find_neighbors(src, tgt, min(NEIGHBORS, len(src), len(tgt)))
+    pairs = mine_pairs(near)
+    chosen = zip(pairs.src.tolist(), pairs.tgt.tolist(), strict=True)
+    is_gold = np.fromiter((pair in test.gold for pair in chosen), np.bool_, len(pairs))
+    gold_src = np.array(sorted(row for row, _ in test.gold), dtype=np.int64)
+    return _Mined(pairs, is_gold, gold_src, len(src))
+
+
+def _choose_kept(mined: list[_Mined]) -> Bools:
+    """Cut the first test's candidates where the other says, or each half where its other does."""
+    found = mined[0]
+    if len(mined) > 1:
+        everything = np.ones(mined[1].n_src, dtype=np.bool_)
+        return found.pairs.scores >= np.float64(mined[1].threshold(everything))
+    folds = found.folds
+    by_fold = np.where(folds, found.threshold(~folds), found.threshold(folds))
+    kept: Bools = found.pairs.scores >= by_fold[found.pairs.src]
+    return kept
+
+
+def _count(found: _Mined, kept: Bools) -> Items:
+    """Give twice the hits, and predicted plus gold pairs, of every source sentence."""
+    hits = np.bincount(found.pairs.src[kept & found.is_gold], minlength=found.n_src)
+    predicted = np.bincount(found.pairs.src[kept], minlength=found.n_src)
+    gold = np.bincount(found.gold_src, minlength=found.n_src)
+    return Items(2.0 * hits, (predicted + gold).astype(np.float64))

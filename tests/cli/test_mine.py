@@ -1,0 +1,165 @@
+"""`calque mine` on real sentences, from text and from vectors, and what it says of bad input."""
+
+from __future__ import annotations
+
+import gzip
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calque.cli import run
+from calque.tools import mining_vectors
+
+write_bucc = runpy.run_path(str(Path(__file__).parents[1] / "bucc_files.py"))["write_bucc"]
+Rows = list[tuple[str, str, str]]
+
+
+@pytest.fixture
+def texts(tmp_path: Path, demo_rows: Rows) -> tuple[Path, Path]:
+    """Plain text: German sentences, and English ones in another order, a few twice or empty."""
+    pairs = [(sentence, english) for code, english, sentence in demo_rows if code == "de"]
+    src = [sentence for sentence, _ in pairs]
+    tgt = [english for _, english in reversed(pairs)]
+    (tmp_path / "de.txt").write_text("\n".join([*src, src[3], "", src[5]]) + "\n", "utf-8")
+    with gzip.open(tmp_path / "en.txt.gz", "wt", encoding="utf-8") as stream:
+        stream.write("\n".join(tgt) + "\n")
+    return tmp_path / "de.txt", tmp_path / "en.txt.gz"
+
+
+def mine(*arguments: object) -> int:
+    return run(["mine", *map(str, arguments), "--device", "cpu"])
+
+
+def read(path: Path) -> list[list[str]]:
+    return [line.split("\t") for line in path.read_text("utf-8").splitlines()]
+
+
+def test_plain_text(
+    texts: tuple[Path, Path], demo_rows: Rows, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = texts[0].parent / "out.tsv"
+    assert mine(*texts, "-o", out) == 0
+    rows = read(out)
+    true = {(sentence, english) for code, english, sentence in demo_rows if code == "de"}
+    found = [(src, tgt) for _, src, tgt in rows]
+    assert len(true & set(found[:15])) >= 13
+    scores = [float(score) for score, *_ in rows]
+    assert scores == sorted(scores, reverse=True)
+    said = capsys.readouterr().err
+    assert said.startswith(f"{out}: {len(rows)} pairs of 25 × 25 sentences, ")
+    assert "2 repeated lines left out, 1 empty lines left out" in said
+    assert not list(out.parent.glob("*.mining"))
+    # The same from vectors made beforehand, line by line, and at a threshold.
+    vectors = [out.parent / "src.npy", out.parent / "tgt.npy"]
+    for text, file in zip(texts, vectors, strict=True):
+        assert run(["embed", str(text), "-o", str(file), "--device", "cpu"]) == 0
+    again, cut = out.parent / "again.tsv.gz", out.parent / "cut.tsv"
+    assert mine(*texts, "--vectors", *vectors, "-o", again) == 0
+    assert gzip.decompress(again.read_bytes()).decode() == out.read_text("utf-8")
+    assert mine(*texts, "--vectors", *vectors, "-o", cut, "--threshold", scores[9] - 1e-6) == 0
+    assert read(cut) == rows[:10]
+    # Of vectors alone, the numbers of the lines: zero vectors of empty lines are left out.
+    assert mine(*vectors, "-o", cut, "--retrieval", "intersect", "--margin", "distance") == 0
+    lines = texts[0].read_text("utf-8").splitlines()
+    best = read(cut)[0]
+    assert lines[int(best[1]) - 1] in {src for src, _ in true}
+    assert "1 vectors of zeros left out" in capsys.readouterr().err
+
+
+def test_names_and_a_gold_list(
+    tmp_path: Path, demo_rows: Rows, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, gold = write_bucc(tmp_path, demo_rows)
+    files = [tmp_path / f"de-en.dev.{side}" for side in ("de", "en")]
+    out = tmp_path / "out.tsv"
+    assert mine(*files, "--dev", tmp_path / "de-en.dev.gold", "-o", out) == 0
+    said = capsys.readouterr()
+    threshold = float(said.out.split()[1])
+    rows = read(out)
+    assert all(float(row[0]) >= threshold - 1e-6 for row in rows)
+    hits = {(row[3], row[4]) for row in rows} & set(gold)
+    f1 = 200 * len(hits) / (len(rows) + len(gold))
+    assert f"F1 {f1:.1f}, precision {100 * len(hits) / len(rows):.1f}" in said.out
+    (tmp_path / "bad.gold").write_text("de-000000001\ten-999999999\n")
+    assert mine(*files, "--dev", tmp_path / "bad.gold", "-o", out) == 2
+    assert "bad.gold, line 1: 'en-999999999' is not in" in capsys.readouterr().err
+
+
+def test_a_killed_run_goes_on(
+    texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, whole = texts[0].parent / "out.tsv", texts[0].parent / "whole.tsv"
+    assert mine(*texts, "-o", whole) == 0
+    monkeypatch.setattr(mining_vectors, "BLOCK_SENTENCES", 10)
+    embed, done = mining_vectors._embed, list[int]()
+
+    def stop(*arguments: object) -> tuple[bytes, tuple[int, ...]]:
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        done.append(1)
+        return embed(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mining_vectors, "_embed", stop)
+    assert mine(*texts, "-o", out) == 130
+    assert not out.exists()
+    assert mine(*texts, "-o", out) == 2
+    assert "an unfinished run is here" in capsys.readouterr().err
+    rest = list[int]()
+    monkeypatch.setattr(
+        mining_vectors, "_embed", lambda *arguments: rest.append(1) or embed(*arguments)
+    )
+    assert mine(*texts, "-o", out, "--resume") == 0
+    assert len(rest) == 2  # of 3 + 3 blocks
+    assert [row[1:] for row in read(out)] == [row[1:] for row in read(whole)]
+    assert not list(out.parent.glob("*.mining"))
+
+
+def test_bad_input(texts: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = texts[0].parent
+    out = folder / "out.tsv"
+    np.save(folder / "short.npy", np.ones((3, 4), np.float32))
+    np.save(folder / "wide.npy", np.ones((25, 5), np.float32))
+    broken = np.ones((28, 4), np.float32)
+    broken[7, 2] = np.nan
+    np.save(folder / "nan.npy", broken)
+    (folder / "text.npy").write_text("no vectors")
+    (folder / "empty.txt").write_text("\n\n")
+    (folder / "bad.txt").write_bytes(b"good\n\xff\n")
+    cases: list[tuple[list[object], str]] = [
+        ([*texts, "--margin", "ration"], "no margin 'ration'"),
+        ([*texts, "--retrieval", "min"], "no retrieval 'min'"),
+        ([*texts, "--k", "0"], "k=0"),
+        ([*texts, "--threshold", "1", "--dev", "x"], "--threshold and --dev"),
+        (["-", texts[1]], "standard input cannot be mined"),
+        ([texts[0], folder / "short.npy"], "text and vectors mixed"),
+        ([folder / "absent.txt", texts[1]], "absent.txt: no such file"),
+        ([folder / "bad.txt", texts[1]], "bad.txt, line 2: invalid UTF-8"),
+        ([folder / "empty.txt", texts[1]], "empty.txt: holds no sentence"),
+        ([*texts, "--ids"], "de.txt, line 1: no id before a tab"),
+        (
+            [*texts, "--vectors", folder / "short.npy", folder / "wide.npy"],
+            "3 vectors for 28 lines",
+        ),
+        ([*texts, "--vectors", folder / "nan.npy", folder / "wide.npy"], "vector 8 is not finite"),
+        ([folder / "short.npy", folder / "wide.npy"], "vectors of 4 and 5 numbers"),
+        ([folder / "short.npy", folder / "text.npy"], "not a whole .npy file"),
+    ]
+    for arguments, message in cases:
+        assert mine(*arguments, "-o", out) == 2, message
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1
+        assert not out.exists()
+        assert not list(folder.glob("*.mining"))
+
+
+def test_tabs_become_spaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("one\ttwo\nthree\n")
+    (tmp_path / "b.txt").write_text("eins zwei\ndrei\n")
+    assert mine(tmp_path / "a.txt", tmp_path / "b.txt", "-o", tmp_path / "out.tsv") == 0
+    rows = read(tmp_path / "out.tsv")
+    assert {row[1] for row in rows} <= {"one two", "three"}
+    assert all(len(row) == 3 for row in rows)
+    assert "1 sentences with a tab, written as a space" in capsys.readouterr().err
