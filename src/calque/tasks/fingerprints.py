@@ -36,10 +36,11 @@ def hash_files(files: Iterable[tuple[str, Path]]) -> str:
 
 def find_data(data: Path, patterns: Sequence[str]) -> list[tuple[str, Path]]:
     """List the files of a task beneath the user's folder, in `xtreme/` there, or right in it."""
-    for root in (data, data / "xtreme"):
-        found = [(path.relative_to(root), path) for p in patterns for path in root.glob(p)]
-        if found:
-            return [(str(name), path) for name, path in found if path.is_file()]
-    inside = [pattern.partition("/")[::2] for pattern in patterns]
-    found = [(Path(folder, path.name), path) for folder, rest in inside for path in data.glob(rest)]
+    roots = (data, data / "xtreme")
+    found = [(path.relative_to(r), path) for r in roots for p in patterns for path in r.glob(p)]
+    if not found:
+        inside = [pattern.partition("/")[::2] for pattern in patterns]
+        found = [
+            (Path(f, path.relative_to(data)), path) for f, p in inside for path in data.glob(p)
+        ]
     return [(str(name), path) for name, path in found if path.is_file()]
