@@ -1,0 +1,120 @@
+"""Where the files of a task are: XTREME's layout, and treebanks by the their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from calque.text.files import read_lines
+from calque.types import InputError
+
+# train-en.tsv, dev-de.tsv.xz; translations of the training set are in a folder of their own.
+SPLIT_FILE = re.compile(r"(train|dev|test)-([a-z]{2,3})(?:\.tsv)?(?:\.(?:xz|gz|zst))?")
+TRANSLATED = re.compile(
+    r"(?:train-|[a-z]{2,3}-)([a-z]{2,3})(?:-translated)?(?:\.tsv)?(?:\.(?:xz|gz|zst))?"
+)
+TREEBANK = re.compile(
+    r"([a-z]{2,3})(?:_\w+)?-ud-(train|dev|test)[\w.-]*\.conllu(?:\.(?:xz|gz|zst))?"
+)
+# Folders of other sets than the one asked for are not searched.
+SETS = frozenset({"udpos", "ud", "panx", "xnli", "pawsx", "tydiqa", "mlqa", "xquad", "bucc2018"})
+TRANSLATIONS = "translate-train"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFiles:
+    """Files of one task by language: to learn from, to choose by, and to be tested on.
+
+    `unlabelled` counts test files that have no labels, as XTREME gives them out: of such languages
+    the dev file is the test.
+    """
+
+    folder: Path
+    train: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    dev: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    test: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    unlabelled: int = 0
+
+    def to_test(self, language: str) -> tuple[Path, ...]:
+        """Give the files that a language is tested on: its test if that has labels, or its dev."""
+        return self.test.get(language) or self.dev.get(language, ())
+
+    @property
+    def tested(self) -> list[str]:
+        """List the languages that can be tested in."""
+        return sorted({*self.dev, *self.test})
+
+
+def find_xtreme_files(data: Path, name: str, n_columns: int) -> TaskFiles | None:
+    """Find `train-XX.tsv`, `dev-XX.tsv` and `test-XX.tsv` in a folder NAME, wherever that is.
+
+    `data` is that folder, or one that holds it or `xtreme/NAME`. Files may be packed.
+    """
+    for folder in _candidates(data, name):
+        splits: dict[str, dict[str, list[Path]]] = {"train": {}, "dev": {}, "test": {}}
+        for path in sorted(folder.iterdir()):
+            if (found := SPLIT_FILE.fullmatch(path.name)) and path.is_file():
+                _add(splits[found[1]], found[2], path)
+        if not any(splits.values()):
+            continue
+        for path in sorted((folder / TRANSLATIONS).glob("*")):
+            if found := TRANSLATED.fullmatch(path.name):
+                splits["train"].setdefault(found[1], []).append(path)
+        labelled = {
+            language: paths
+            for language, paths in splits["test"].items()
+            if _has_columns(paths[0], n_columns)
+        }
+        return TaskFiles(
+            folder,
+            _freeze(splits["train"]),
+            _freeze(splits["dev"]),
+            _freeze(labelled),
+            len(splits["test"]) - len(labelled),
+        )
+    return None
+
+
+def find_treebanks(data: Path, name: str = "ud") -> TaskFiles | None:
+    """Find `de_gsd-ud-train.conllu` and its like; several treebanks of a language count as one."""
+    for folder in _candidates(data, name):
+        splits: dict[str, dict[str, list[Path]]] = {"train": {}, "dev": {}, "test": {}}
+        for path in sorted(folder.iterdir()):
+            if found := TREEBANK.fullmatch(path.name):
+                splits[found[2]].setdefault(found[1], []).append(path)
+        if any(splits.values()):
+            return TaskFiles(folder, *map(_freeze, splits.values()))
+    return None
+
+
+def require_folder(data: Path) -> None:
+    """Refuse what is no folder."""
+    if not data.is_dir():
+        raise InputError("no such folder", file=data, fix="check --data")
+
+
+def _candidates(data: Path, name: str) -> Sequence[Path]:
+    require_folder(data)
+    folders = [data / name, data / "xtreme" / name]
+    if data.name == name or data.name not in SETS:
+        folders.append(data)
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _add(split: dict[str, list[Path]], language: str, path: Path) -> None:
+    if language in split:
+        problem = f"{path.name} is there too"
+        raise InputError(problem, file=split[language][0], fix="keep one of them")
+    split[language] = [path]
+
+
+def _has_columns(path: Path, n_columns: int) -> bool:
+    """Tell a labelled file by its first lines."""
+    return any(line.count("\t") >= n_columns - 1 for line in islice(read_lines(path), 5))
+
+
+def _freeze(split: dict[str, list[Path]]) -> dict[str, tuple[Path, ...]]:
+    return {language: tuple(paths) for language, paths in split.items()}
