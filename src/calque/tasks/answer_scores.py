@@ -23,8 +23,10 @@ SQUAD_ARTICLES = ("a", "an", "the")
 # MLQA's lists. Hindi and Chinese have none; the Arabic article is written onto its word.
 MLQA_ARTICLES: dict[str, tuple[str, ...]] = {
     "ar": (),
-    "de": ("ein", "eine", "einen", "einem", "eines", "einer")
-    + ("der", "die", "das", "den", "dem", "des"),
+    "de": (
+        *("ein", "eine", "einen", "einem", "eines", "einer"),
+        *("der", "die", "das", "den", "dem", "des"),
+    ),
     "en": SQUAD_ARTICLES,
     "es": ("un", "una", "unos", "unas", "el", "la", "los", "las"),
     "hi": (),
