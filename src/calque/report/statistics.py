@@ -19,6 +19,7 @@ POWER = 0.8
 MOST_SEEDS = 1000  # beyond it, no one will train them
 # Up to so many seeds all signs are tried, beyond them so many are drawn.
 EXACT_SEEDS, N_DRAWN_SIGNS = 16, 100_000
+FAR = 30  # standard errors, where all is seen
 TINY = 1e-9  # points; scores that differ less are the same
 
 
@@ -200,9 +201,11 @@ def find_power(difference: float, error: Error, alpha: float) -> float:
 
     shift = abs(difference) / error.se if error.se > 0 else math.inf
     critical = _find_critical(error.df, alpha)
-    if math.isinf(shift) or math.isinf(error.df) or shift > 30:
+    if math.isinf(error.df) or shift > FAR:
         return float(ndtr(shift - critical) + ndtr(-shift - critical))
-    return float(1 - nctdtr(error.df, shift, critical) + nctdtr(error.df, shift, -critical))
+    # The other tail is nothing by then, and SciPy gives not-a-number for it.
+    wrong_way = 0.0 if shift > 5 else nctdtr(error.df, shift, -critical)
+    return float(1 - nctdtr(error.df, shift, critical) + wrong_way)
 
 
 def count_seeds_needed(

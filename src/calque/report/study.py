@@ -136,7 +136,6 @@ def _study_task(
     if not pairs:
         return None
     generator = np.random.default_rng([judging.seed, *task.encode()])
-    resampled = _resample(list(pairs.values()), judging.n_resamples, generator)
     first = by_model[baseline][next(iter(by_model[baseline]))]
     row = next(iter(first.values()))
     in_order = [baseline, *there]
@@ -147,8 +146,16 @@ def _study_task(
         row.source,
         {name: _arrange(by_model[name]) for name in in_order},
         {name: layers for name in in_order if (layers := _average_layers(by_model[name]))},
-        {name: _study_pair(pair, resampled, judging) for name, pair in pairs.items()},
+        compare_pairs(pairs, judging, generator),
     )
+
+
+def compare_pairs(
+    pairs: Mapping[str, Pair], judging: Judging, generator: np.random.Generator
+) -> dict[str, ModelStudy]:
+    """Compare pairs of one task, all on the same resampled items; nothing is judged yet."""
+    resampled = _resample(list(pairs.values()), judging.n_resamples, generator)
+    return {name: _study_pair(pair, resampled, judging) for name, pair in pairs.items()}
 
 
 def _resample(

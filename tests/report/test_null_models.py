@@ -1,0 +1,94 @@
+"""Verdicts on drawn models: how often nothing is called something, and something found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from calque.report.comparison import Comparison
+from calque.report.item_bootstrap import ItemTable
+from calque.report.pairing import Pair, Side
+from calque.report.study import Judging, compare_pairs
+from calque.report.verdict import judge
+
+N_GRIDS, N_TASKS, LANGUAGES, N_ITEMS, N_SEEDS = 150, 4, ("en", "de", "ja"), 100, 5
+JUDGING = Judging(n_resamples=100)
+
+
+def draw_side(
+    name: str,
+    ease: np.ndarray,
+    generator: np.random.Generator,
+    *,
+    shift: float,
+    seeds: float,
+    items: float,
+) -> Side:
+    """A model is right on an item with a chance of the item, the model's own way, and the seed."""
+    own = generator.normal(0, items, ease.shape)
+    luck = generator.normal(0, seeds, (N_SEEDS, 1, 1))
+    luck = luck + generator.normal(0, seeds, (N_SEEDS, len(ease), 1))
+    chance = 1 / (1 + np.exp(-(ease + own + shift + luck)))
+    hits = (generator.random(chance.shape) < chance).astype(float)
+    ones = np.ones((N_SEEDS, N_ITEMS))
+    tables = {name: ItemTable(hits[:, k], ones) for k, name in enumerate(LANGUAGES)}
+    return Side(name, tuple(range(N_SEEDS)), 100 * hits.mean(2), tables, fixed=False)
+
+
+def draw_grid(
+    generator: np.random.Generator, *, shift: float, seeds: float, items: float
+) -> tuple[list[Comparison], list[Comparison]]:
+    """Compare two models on a grid of tasks and languages: by task, and by language."""
+    overall, cells = [], []
+    for task in range(N_TASKS):
+        ease = generator.normal(0.8, 1.2, (len(LANGUAGES), N_ITEMS))
+        sides = [
+            draw_side(name, ease, generator, shift=by, seeds=seeds, items=items)
+            for name, by in (("new", shift), ("old", 0.0))
+        ]
+        pair = Pair(str(task), LANGUAGES, True, "en", sides[0], sides[1], paired=True)
+        study = compare_pairs({"new": pair}, JUDGING, generator)["new"]
+        overall.append(study.overall)
+        cells += study.languages.values()
+    return (
+        judge(overall, alpha=0.05, correction="holm"),
+        judge(cells, alpha=0.05, correction="holm"),
+    )
+
+
+def is_alarm(comparisons: Sequence[Comparison]) -> bool:
+    return any(each.category in ("helps", "hurts") for each in comparisons)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "items"), [(0.1, 0.5), (0.3, 0.2), (0.02, 1.0)], ids=["both", "seeds", "items"]
+)
+def test_equal_models_are_called_equal(seeds: float, items: float) -> None:
+    """In at most 1 of 20 grids is anything at all called better or worse.
+
+    A test that looks at one source of chance alone calls it far too often where the other rules:
+    that is why a verdict needs both.
+    """
+    generator = np.random.default_rng(20)
+    grids = [draw_grid(generator, shift=0.0, seeds=seeds, items=items) for _ in range(N_GRIDS)]
+    most = stats.binom.ppf(0.99, N_GRIDS, 0.05)
+    assert sum(is_alarm(overall) for overall, _ in grids) <= most
+    assert sum(is_alarm(cells) for _, cells in grids) <= most
+    every = [each for overall, _ in grids for each in overall]
+    covered = sum(each.low <= 0 <= each.high for each in every if each.low is not None)
+    assert covered >= stats.binom.ppf(0.01, len(every), 0.95)
+    naive = [each.p_items if seeds > items else each.p_seeds for each in every]
+    if max(seeds, items) > 0.2 and seeds != 0.1:
+        n_naive = sum(p is not None and p <= 0.05 for p in naive)
+        assert n_naive > stats.binom.ppf(0.9999, len(every), 0.05)
+
+
+def test_a_better_model_is_called_better() -> None:
+    generator = np.random.default_rng(21)
+    grids = [draw_grid(generator, shift=0.8, seeds=0.1, items=0.3) for _ in range(20)]
+    found = [each.category for overall, _ in grids for each in overall]
+    assert found.count("helps") >= 0.9 * len(found)
+    assert "hurts" not in found
