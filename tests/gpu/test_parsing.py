@@ -1,0 +1,61 @@
+"""On a GPU: parsers and finders of answers learn there what they learn on a CPU."""
+
+from __future__ import annotations
+
+import shutil
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+
+from calque.models.encoder import Encoder
+from calque.tasks.parsing import measure_parsing
+from calque.tasks.question_answering import measure_questions
+from calque.tasks.task_settings import TaskSettings
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def on_gpu(encoder: Encoder) -> Encoder:
+    return Encoder(deepcopy(encoder.model), encoder.tokenizer).cuda()
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("setting", ["zero-shot", "features"])
+def test_a_parser_learns_trees_by_heart(
+    tiny_encoder: Encoder, tmp_path: Path, graphs: bool, setting: str
+) -> None:
+    for part in ("train", "test"):
+        shutil.copy(DATA / "ud/en_ewt-ud-test.conllu", tmp_path / f"en_ewt-ud-{part}.conllu")
+    settings = TaskSettings(
+        setting=setting,  # type: ignore[arg-type]
+        epochs=40,
+        batch_tokens=256,
+        learning_rate=1e-3,
+        head_learning_rate=3e-3,
+        graphs=graphs,
+    )
+    found, again = (
+        measure_parsing(on_gpu(tiny_encoder), tmp_path, settings=settings, seed=0)[0]
+        for _ in range(2)
+    )
+    assert found.metrics["uas"] > 85
+    assert again.metrics["uas"] == pytest.approx(found.metrics["uas"], abs=8)
+
+
+def test_questions_run(tiny_encoder: Encoder) -> None:
+    settings = TaskSettings(epochs=2, batch_tokens=1024)
+    outcomes = measure_questions(
+        on_gpu(tiny_encoder), DATA / "questions", task="mlqa", settings=settings, seed=0
+    )
+    assert len(outcomes) == 7
+    for outcome in outcomes:
+        assert outcome.items is not None
+        assert 0 <= outcome.metrics["f1"] <= 100
+        assert outcome.items.score == pytest.approx(outcome.metrics["f1"], abs=1e-6)
