@@ -55,7 +55,8 @@ class LinearChain(nn.Module):
 
         `allowed` says which tag may follow which, and which may come first.
         """
-        transitions, start = self.transitions, self.start
+        transitions: Tensor = self.transitions
+        start: Tensor = self.start
         if allowed is not None:
             transitions = transitions.masked_fill(~allowed[0], FORBIDDEN)
             start = start.masked_fill(~allowed[1], FORBIDDEN)

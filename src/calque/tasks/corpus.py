@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -31,7 +32,8 @@ class Corpus(Generic[T]):
     it is divided, the same way for every seed: the first two thirds are learnt from and the rest
     tests. Where files are translations of each other (`texts_of` is given), the division goes by
     groups of lines that share a text, and holds for the tests of all languages: no language is
-    tested on a translation of what was learnt from.
+    tested on a translation of what was learnt from. `dropped` says of files that were read what
+    was left out of them.
     """
 
     def __init__(
@@ -41,9 +43,11 @@ class Corpus(Generic[T]):
         settings: TaskSettings,
         texts_of: Callable[[T], tuple[str, ...]] | None = None,
         label_of: Callable[[T], str] | None = None,
+        dropped: Mapping[Path, Mapping[str, int]] | None = None,
     ) -> None:
         self.files, self.settings = files, settings
         self._read, self._texts_of, self._label_of = read, texts_of, label_of
+        self._dropped = {} if dropped is None else dropped
         self._known: dict[tuple[Path, ...], list[T]] = {}
 
     @property
@@ -94,6 +98,13 @@ class Corpus(Generic[T]):
         elif language in divided:
             examples = [examples[k] for k in self._divide(language)[1]]
         return spread(examples, self.settings.test_examples)
+
+    def count_dropped(self, language: str) -> dict[str, int]:
+        """Say what reading left out of the test of a language."""
+        counts = Counter[str]()
+        for path in self.files.to_test(language):
+            counts.update(self._dropped.get(path, {}))
+        return dict(counts)
 
     def _divide(self, language: str) -> tuple[list[int], list[int]]:
         """Divide the lines of a dev file; parallel files all as the first language's by name."""

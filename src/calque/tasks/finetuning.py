@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from calque.models.attention import LONGEST_ROW
 from calque.models.first_pieces import BATCH_TOKENS
 from calque.tasks.precision import working_precision
 from calque.tasks.updates import Update
@@ -71,7 +72,7 @@ def fine_tune(
     keeper = _BestWeights(model) if settings.select == "best" and score_dev else None
     losses: list[float] = []
     with _own_randomness(seed, device):
-        update = Update(model, settings, n_updates, replays=shape is not None)
+        update = Update(model, settings, n_updates, replays=_can_replay(model, settings, shape))
         for plan in plans:
             model.train()
             batches = [examples.collate(rows, shape).to(device) for rows in plan]
@@ -168,6 +169,19 @@ def _choose_shape(
     if device.type != "cuda":
         return None
     return fit_shape(lengths, [batch for plan in plans for batch in plan])
+
+
+def _can_replay(model: HeadModel, settings: TaskSettings, shape: BatchShape | None) -> bool:
+    """Tell whether an update never waits for the device, which a recorded one could not do.
+
+    Attention over long rows does if it has dropout, for which the fast kernel has none.
+    """
+    if shape is None or not settings.graphs or not model.replays:
+        return False
+    config = model.encoder.model.config
+    names = "attention_probs_dropout_prob", "attention_dropout"
+    rates = [settings.body_dropout, *(getattr(config, name, None) for name in names)]
+    return shape.row <= LONGEST_ROW or model.freezes or not any(rates)
 
 
 def _mean_loss(losses: list[Tensor], epoch: int) -> float:

@@ -65,6 +65,9 @@ class HeadModel(nn.Module):
     gives a learnt mixture of its layers instead of the last.
     """
 
+    # Whether the loss may be recorded as a CUDA graph: no waiting, no sizes that follow from data.
+    replays = True
+
     def __init__(
         self, encoder: Encoder, settings: TaskSettings, generator: torch.Generator
     ) -> None:

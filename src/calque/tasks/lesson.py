@@ -82,7 +82,8 @@ class Lesson(Generic[T]):
         examples = self.corpus.test_on(language, run)
         encoded = self._encode(("test", language, run.sources), examples, labels)
         scored = self.score(model, encoded)
-        counts = {**encoded.counts, **scored.counts, "train_examples": n_learnt}
+        counts = {**encoded.counts, **scored.counts, **self.corpus.count_dropped(language)}
+        counts["train_examples"] = n_learnt
         if any(map(self.corpus.is_divided, run.sources)):
             counts["learnt_from_part_of_dev"] = 1
         return Outcome(language, scored.metrics, len(examples), scored.items, counts=counts)

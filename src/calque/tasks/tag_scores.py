@@ -37,7 +37,8 @@ def score_spans(
     """
     outside = names.index(OUTSIDE)
     sides = [np.where(tags == NO_LABEL, outside, tags) for tags in (gold, found)]
-    return _compare(*(find_spans(tags, names, lengths) for tags in sides), lengths)
+    there, mine = (find_spans(tags, names, lengths) for tags in sides)
+    return _compare(there, mine, lengths)
 
 
 def score_runs(
@@ -54,7 +55,8 @@ def score_runs(
     single = np.array([name.startswith("S") for name in [*names, ""]], dtype=np.bool_)
     # A word that was not answered is of a kind of its own.
     sides = [np.where(tags == NO_LABEL, len(names), tags)[keep] for tags in (gold, found)]
-    return _compare(*(_find_runs(tags, single, kept) for tags in sides), kept)
+    there, mine = (_find_runs(tags, single, kept) for tags in sides)
+    return _compare(there, mine, kept)
 
 
 def repair_spans(tags: IntArray, names: Sequence[str], lengths: IntArray) -> tuple[list[str], int]:
@@ -90,7 +92,7 @@ def _compare(gold: IntArray, found: IntArray, lengths: IntArray) -> tuple[Items,
         np.bincount(np.searchsorted(ends, firsts, "right"), minlength=len(lengths))
         for firsts in (gold[:, 0], found[:, 0], found[is_right, 0])
     )
-    items = Items(2.0 * n_right, (n_gold + n_found).astype(np.float64))
+    items = Items((2 * n_right).astype(np.float64), (n_gold + n_found).astype(np.float64))
     shares = {
         "precision": 100 * float(n_right.sum() / max(1, n_found.sum())),
         "recall": 100 * float(n_right.sum() / max(1, n_gold.sum())),

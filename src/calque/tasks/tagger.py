@@ -60,7 +60,7 @@ class Tagger(HeadModel):
 
     def answer(self, batch: TagBatch) -> Int[Tensor, "windows words"]:
         """Give the best tags, in the places of the batch's grid."""
-        scores = self.head(self.read(batch.tokens))[batch.grid].float()
+        scores: Tensor = self.head(self.read(batch.tokens))[batch.grid].float()
         if self.chain is None:
             return scores.argmax(-1)
         allowed = None

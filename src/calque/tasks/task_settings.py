@@ -60,7 +60,7 @@ class TaskSettings:
     # For tasks that read one layer and train nothing; None: the model's own choice.
     layer: int | None = None
     # On CUDA, record the whole update once and replay it, which spares small models the launches.
-    graphs: bool = True
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,8 +60,11 @@ def find_files(data: Path) -> TaskFiles:
 
 
 def _open(data: Path, settings: TaskSettings) -> Corpus[LabelledText]:
-    return Corpus(find_files(data), _read, settings)
+    dropped: dict[Path, Counter[str]] = {}
 
+    def read(path: Path) -> list[LabelledText]:
+        if ".review" not in path.suffixes:
+            return read_texts(path)
+        return read_reviews(path, dropped.setdefault(path, Counter()))
 
-def _read(path: Path) -> list[LabelledText]:
-    return read_reviews(path) if ".review" in path.suffixes else read_texts(path)
+    return Corpus(find_files(data), read, settings, dropped=dropped)

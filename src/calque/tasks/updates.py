@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from calque.tasks.precision import working_precision
+from calque.tasks.replay import Replayed
 from calque.training.schedule import rate_factor
 from calque.types import InputError
 
@@ -31,6 +33,8 @@ class Update:
         self.optimizer = build_optimizer(model, settings)
         self.peaks = [group["peak"] for group in self.optimizer.param_groups]
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        take: Callable[[Any], Tensor] = self._take
+        self._follow = Replayed(take) if replays else take
 
     def __call__(self, batch: DeviceBatch, number: int) -> Float[Tensor, ""]:
         """Take update `number`, counted from 0; return the loss, still on the device."""
@@ -47,7 +51,7 @@ class Update:
             else:
                 group["lr"] = factor * peak
 
-    def _follow(self, batch: Any) -> Tensor:
+    def _take(self, batch: Any) -> Tensor:
         with working_precision(self.model, self.settings):
             loss: Tensor = self.model(batch)
         loss.backward()  # type: ignore[no-untyped-call]

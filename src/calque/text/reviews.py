@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from calque.text.files import PathLike, read_chunks, shown
@@ -38,7 +39,7 @@ def read_reviews(path: PathLike, dropped: Counter[str] | None = None) -> list[La
         summary = (item.findtext("summary") or "").strip()
         whole = " ".join(f"{summary} {text or ''}".split())
         if stars == MIDDLE or not whole:
-            counts["middling" if whole else "empty"] += 1
+            counts["reviews_of_three_stars" if whole else "reviews_without_text"] += 1
             continue
         found.append(LabelledText((whole,), GOOD if stars > MIDDLE else BAD))
     if not found:
@@ -62,7 +63,7 @@ def find_reviews(data: Path) -> TaskFiles | None:
 
 
 def _read_items(path: PathLike) -> Iterator[ElementTree.Element]:
-    parser = ElementTree.XMLPullParser(events=("end",))
+    parser: Any = ElementTree.XMLPullParser(events=("end",))
     try:
         for chunk in read_chunks(path):
             parser.feed(FORBIDDEN.sub(b" ", chunk))
@@ -75,8 +76,8 @@ def _read_items(path: PathLike) -> Iterator[ElementTree.Element]:
         raise InputError(f"not XML: {error}", file=shown(path), line=line, fix=fix) from error
 
 
-def _take_items(parser: ElementTree.XMLPullParser) -> Iterator[ElementTree.Element]:
+def _take_items(parser: Any) -> Iterator[ElementTree.Element]:
     for _, element in parser.read_events():
-        if isinstance(element, ElementTree.Element) and element.tag == "item":
+        if element.tag == "item":
             yield element
             element.clear()

@@ -86,7 +86,8 @@ def find_treebanks(data: Path, name: str = "ud") -> TaskFiles | None:
             if found := TREEBANK.fullmatch(path.name):
                 splits[found[2]].setdefault(found[1], []).append(path)
         if any(splits.values()):
-            return TaskFiles(folder, *map(_freeze, splits.values()))
+            train, dev, test = map(_freeze, splits.values())
+            return TaskFiles(folder, train, dev, test)
     return None
 
 
