@@ -72,7 +72,7 @@ def test_the_threshold_of_another_split() -> None:
 
 
 def test_real_sentences(tmp_path: Path, demo_rows: Rows) -> None:
-    src, tgt, gold = write_bucc(tmp_path, demo_rows)
+    src, _, gold = write_bucc(tmp_path, demo_rows)
     found = measure(calque.load(device="cpu"), tmp_path)
     assert found.language == "de"
     assert list(found.metrics) == ["f1", "precision", "recall", "f1_best"]

@@ -9,6 +9,7 @@ import typer
 
 from calque.cli.align import align
 from calque.cli.compare import compare
+from calque.cli.data import data
 from calque.cli.demo import demo
 from calque.cli.embed import embed
 from calque.cli.evaluate import evaluate
@@ -27,6 +28,7 @@ from calque.cli.train import train
 COMMANDS: dict[str, Callable[..., None]] = {
     "align": align,
     "compare": compare,
+    "data": data,
     "demo": demo,
     "embed": embed,
     "evaluate": evaluate,

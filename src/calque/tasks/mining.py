@@ -81,7 +81,7 @@ class _Mined:
     @property
     def folds(self) -> Bools:
         """Halve the sources: those with a translation in turn, and the others in turn."""
-        folds = np.arange(self.n_src) % 2 == 1
+        folds: Bools = np.arange(self.n_src) % 2 == 1
         known = np.unique(self.gold_src)
         folds[known] = np.arange(len(known)) % 2 == 1
         return folds
@@ -175,4 +175,4 @@ def _count(found: _Mined, kept: Bools) -> Items:
     hits = np.bincount(found.pairs.src[kept & found.is_gold], minlength=found.n_src)
     predicted = np.bincount(found.pairs.src[kept], minlength=found.n_src)
     gold = np.bincount(found.gold_src, minlength=found.n_src)
-    return Items(2.0 * hits, (predicted + gold).astype(np.float64))
+    return Items((2 * hits).astype(np.float64), (predicted + gold).astype(np.float64))
