@@ -201,11 +201,13 @@ def test_a_model_learns_answers_by_heart(tiny_encoder: Encoder, tmp_path: Path) 
         head_learning_rate=3e-3,
         dropout=0.0,
         body_dropout=0.0,
+        max_answer=80,
     )
     (outcome,) = measure_questions(
         copy_of(tiny_encoder), tmp_path, task="xquad", settings=settings, seed=0
     )
     assert outcome.metrics["f1"] > 80
+    assert outcome.counts["answers_longer_than_max_answer"] == 0
 
 
 def test_no_epoch_can_be_chosen(tiny_encoder: Encoder) -> None:

@@ -134,3 +134,16 @@ def test_a_blank_text_has_one_window_without_text(tokenizer: PreTrainedTokenizer
     examples = encode_questions(tokenizer, [Question("q", "What?", " ", ())], 32, stride=10)
     assert examples.n_text.tolist() == [0]
     assert not examples.collate(np.array([0])).is_text.any()
+
+
+def test_questions_whose_answers_are_all_long_are_counted(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    text = "the old house stood on a hill"
+    both = Question("1", "What?", text, (Answer(text, 0), Answer("house", 8)))
+    long = Question("2", "What?", text, (Answer(text, 0),))
+    unknown = Question("3", "What?", text, ())
+    questions = [both, long, unknown]
+    examples = encode_questions(tokenizer, questions, 64, stride=10)
+    assert examples.count_longer(questions, 3) == 1
+    assert examples.count_longer(questions, 30) == 0

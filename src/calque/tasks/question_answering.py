@@ -40,6 +40,7 @@ class QuestionText:
     questions: Sequence[Question]
     encoded: QuestionExamples
     n_unanswered: int
+    n_longer: int  # questions whose answers are all longer than any that is given
 
     def count(self, prefix: str = "") -> dict[str, int]:
         """Say what was read in windows, cut or left out."""
@@ -51,6 +52,7 @@ class QuestionText:
             f"{prefix}texts_in_windows": int((n_windows > 1).sum()),
             f"{prefix}windows": len(self.encoded.lengths),
             f"{prefix}answers_in_no_window": self.encoded.n_lost_answers,
+            f"{prefix}answers_longer_than_max_answer": self.n_longer,
         }
 
 
@@ -141,7 +143,8 @@ def _prepare(
     longest = min(settings.max_length or WINDOW, encoder.max_tokens)
     paths = [files.train[n] for n in run.sources] + [files.tests[n] for n in run.tests]
     stamps = tuple((str(path), path.stat().st_mtime_ns) for path in paths)
-    sizes = (longest, settings.stride, settings.train_examples, settings.test_examples)
+    sizes = (longest, settings.stride, settings.max_answer)
+    examples = (settings.train_examples, settings.test_examples)
 
     def encode(questions: Sequence[Question], most: int | None) -> QuestionText:
         answered = spread([question for question in questions if question.answers], most)
@@ -149,7 +152,8 @@ def _prepare(
             raise InputError("no question has an answer", fix="give another file")
         n_unanswered = sum(not question.answers for question in questions)
         encoded = encode_questions(encoder.tokenizer, answered, longest, stride=settings.stride)
-        return QuestionText(answered, encoded, n_unanswered)
+        n_longer = encoded.count_longer(answered, settings.max_answer)
+        return QuestionText(answered, encoded, n_unanswered, n_longer)
 
     def read() -> QuestionData:
         known = [question for name in run.sources for question in files.read_train(name)]
@@ -162,5 +166,5 @@ def _prepare(
         }
         return QuestionData(train, tests, train.count("train_") | origin)
 
-    key = ("questions", run, stamps, sizes, files.held_out)
+    key = ("questions", run, stamps, sizes, examples, files.held_out)
     return remember(encoder.tokenizer, key, read)

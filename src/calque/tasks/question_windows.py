@@ -100,6 +100,15 @@ class QuestionExamples:
             torch.from_numpy(labels[1]),
         )
 
+    def count_longer(self, questions: Sequence[Question], most: int) -> int:
+        """Count the questions of which every answer has more than so many tokens."""
+        n_longer = 0
+        for question, spans in zip(questions, self.spans, strict=True):
+            places = [find_tokens(spans, answer) for answer in question.answers]
+            sizes = [place[1] - place[0] + 1 for place in places if place is not None]
+            n_longer += bool(sizes) and min(sizes) > most
+        return n_longer
+
     def characters(self, window: int, start: int, end: int) -> tuple[int, int]:
         """Give the characters of the original text that tokens of a window stand for."""
         spans = self.spans[int(self.owners[window])]

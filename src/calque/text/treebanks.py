@@ -93,7 +93,7 @@ def find_fault(heads: Sequence[int]) -> str | None:
         return f"has {n_roots} roots"
     reaches_root = {0}
     for word in range(1, len(heads) + 1):
-        path = []
+        path: list[int] = []
         while word not in reaches_root:
             if word in path:
                 return f"has a cycle at word {min(path[path.index(word) :])}"
