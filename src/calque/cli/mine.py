@@ -214,16 +214,20 @@ def _check(
 @contextmanager
 def _working_folder(output: Path, resume: bool) -> Iterator[Path]:
     """Keep the sentences and vectors beside the output until it is there."""
+    from calque.text.files import DISK_FULL
+
     folder = output.with_name(f"{output.name}.mining")
     if folder.exists() and not resume:
         fix = "go on with --resume, or remove this folder to begin anew"
         raise InputError("an unfinished run is here", file=folder, fix=fix)
-    folder.mkdir(exist_ok=True)
     try:
+        folder.mkdir(exist_ok=True)
         yield folder
-    except BaseException:
+    except BaseException as error:
         if not any(folder.glob("*.f32*")):  # no vectors yet: nothing is lost
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, PermissionError) or getattr(error, "errno", None) in DISK_FULL:
+            raise InputError(str(error), fix="make room, or write elsewhere") from error
         raise
     shutil.rmtree(folder)
 
