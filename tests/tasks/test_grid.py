@@ -211,7 +211,9 @@ def test_languages_are_those_there_are(
     assert evaluate("--seeds", "1", "--languages", "fr,deu,sw") == 2
     assert "no test for 'sw'" in capsys.readouterr().err
     assert evaluate("--seeds", "1", "--languages", "fr,deu") == 0
-    assert [row["language"] for row in read_rows(tmp_path / "out")] == ["fr", "de"]
+    assert [row["language"] for row in read_rows(tmp_path / "out")] == ["de", "fr"]
+    assert evaluate("--seeds", "1", "--languages", "de,fr") == 0  # the order says nothing
+    assert "0 cells to do; 1 are done" in capsys.readouterr().err
 
 
 def test_a_dry_run_does_nothing(

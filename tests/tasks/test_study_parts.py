@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from calque.tasks.cell_runner import check_outcomes, describe_error
+from calque.tasks.cell_runner import check_outcomes, describe_error, spoils_process
 from calque.tasks.cell_workers import describe_end
 from calque.tasks.cells import Cell, choose_settings, hash_settings
 from calque.tasks.entrants import EncoderShelf, Entrant, find_entrants
@@ -179,6 +179,8 @@ def test_errors_are_one_line() -> None:
     with pytest.raises(RuntimeError) as caught:
         raise RuntimeError("CUDA out of memory.\nA long story")
     assert describe_error(caught.value).startswith("RuntimeError: CUDA out of memory. (test_study")
+    assert spoils_process(caught.value) and spoils_process(MemoryError())
+    assert not spoils_process(ValueError("no CUDA here"))
     assert describe_error(InputError("bad", fix="mend it")) == "bad (mend it)"
     assert describe_end(3) == "the worker ended with exit code 3"
 

@@ -32,6 +32,9 @@ class CellRunner:
 
         name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self.device = torch.device(name)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device.index or 0)
+            torch.cuda.init()
         self._shelf = EncoderShelf()
 
     def run(self, cell: Cell, on_progress: Progress = lambda done, total: None) -> CellResult:
@@ -39,13 +42,13 @@ class CellRunner:
         begin = time.perf_counter()
         _forget_peak(self.device)
         outcomes: tuple[Outcome, ...] = ()
-        error, is_out_of_memory = None, False
+        error, is_spoilt = None, False
         try:
             outcomes = tuple(self._measure(cell, on_progress))
             check_outcomes(outcomes)
         except Exception as problem:  # noqa: BLE001 - a failed cell is a result too
             outcomes, error = (), describe_error(problem)
-            is_out_of_memory = isinstance(problem, MemoryError) or "out of memory" in error.lower()
+            is_spoilt = spoils_process(problem)
         result = CellResult(
             outcomes,
             error,
@@ -53,7 +56,7 @@ class CellRunner:
             _find_peak(self.device),
             _name_device(self.device),
             _find_free(self.device),
-            is_out_of_memory,
+            is_spoilt,
         )
         self._clean()
         return result
@@ -102,6 +105,15 @@ def check_outcomes(outcomes: tuple[Outcome, ...]) -> None:
         value = next(iter(outcome.metrics.values()))
         if value != value or abs(value) == float("inf"):
             raise InputError(f"the score in {outcome.language} is {value}")
+
+
+def spoils_process(error: Exception) -> bool:
+    """Tell whether a process is of no more use: it may be out of memory, or CUDA out of order.
+
+    After a fault on the device every later call in the same process fails, too.
+    """
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "cuda error" in text
 
 
 def describe_error(error: Exception) -> str:

@@ -40,7 +40,9 @@ def find_data(data: Path, patterns: Sequence[str]) -> list[tuple[str, Path]]:
     found = [(path.relative_to(r), path) for r in roots for p in patterns for path in r.glob(p)]
     if not found:
         inside = [pattern.partition("/")[::2] for pattern in patterns]
+        # A pattern of any depth is for a folder of the right name, not for whatever is there.
+        inside = [(f, p) for f, p in inside if f == data.name or "**" not in p]
         found = [
             (Path(f, path.relative_to(data)), path) for f, p in inside for path in data.glob(p)
         ]
-    return [(str(name), path) for name, path in found if path.is_file()]
+    return sorted({(str(name), path) for name, path in found if path.is_file()})

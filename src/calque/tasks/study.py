@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,17 +69,16 @@ def plan_cells(
     """List the cells of a grid, task by task and model by model, and what is left out of them.
 
     A task without training has one cell a model, or one a seed where the seed makes the model.
-    Its languages are those asked for that it has a test of; a language that no task has a test of
-    is an error.
+    Its languages are those asked for that it has tests of; one that no task has is an error.
     """
     if not data.is_dir():
         raise InputError("no such folder", file=data, fix="check --data")
     models = {entrant: entrant.hash() for entrant in entrants}
-    cells, missing = [], Counter[str]()
+    cells: list[Cell] = []
+    missing: dict[str, list[str]] = {}
     for task, kind in kinds.items():
         settings = choose_settings(kind, chosen or {})
-        names, lacking = choose_languages(task, kind, data, settings, languages)
-        missing.update(lacking)
+        names, missing[task] = choose_languages(task, kind, data, settings, languages)
         parts = hash_settings(task, kind, settings, names), _hash_data(task, kind, data)
         for entrant, model in models.items():
             config = "-".join((*parts, model))
@@ -88,10 +86,11 @@ def plan_cells(
             cells += [
                 Cell(entrant, task, kind, seed, data, names, settings, config) for seed in numbers
             ]
-    for name, count in missing.items():
-        if count == len(kinds):
-            raise InputError(f"no test for {name!r}", file=data, fix="check --languages")
-    notes = [f"{n} of {len(kinds)} tasks have no test for {name}" for name, n in missing.items()]
+    for name in set.intersection(*map(set, missing.values())):
+        raise InputError(f"no test for {name!r}", file=data, fix="check --languages")
+    notes = [
+        f"{task} has no test for {' '.join(names)}" for task, names in missing.items() if names
+    ]
     return cells, notes
 
 
@@ -111,15 +110,22 @@ def choose_languages(
     known: list[str] = load_function(kind.languages, task)(data, settings)
     if asked is None:
         return tuple(known), []
-    found = {
-        name: [test for test in known if name in (test, *test.split("-"))]
-        for name in map(_shorten, asked)
-    }
-    names = tuple(dict.fromkeys(test for tests in found.values() for test in tests))
-    if not names:
+    names = list(dict.fromkeys(map(_shorten, asked)))
+    tests = tuple(test for test in known if is_asked(test, names))
+    if not tests:
         fix = f"choose from: {' '.join(known)}"
-        raise InputError(f"{task} has no test for {' '.join(found)}", file=data, fix=fix)
-    return names, [name for name, tests in found.items() if not tests]
+        raise InputError(f"{task} has no test for {' '.join(names)}", file=data, fix=fix)
+    covered = {part for test in tests for part in (test, *test.split("-"))}
+    return tests, [name for name in names if name not in covered]
+
+
+def is_asked(test: str, languages: Sequence[str]) -> bool:
+    """Tell whether a test is in languages asked for; beside another, English need not be.
+
+    >>> [is_asked("de-en", asked) for asked in (["de"], ["de-en"], ["de", "en"], ["en", "fr"])]
+    [True, True, True, False]
+    """
+    return test in languages or set(test.split("-")) - {"en"} <= set(languages) - {"en"}
 
 
 def sort_out(cells: Iterable[Cell], results: ResultsFolder, *, force: bool = False) -> Plan:

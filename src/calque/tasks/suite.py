@@ -72,6 +72,8 @@ def _questions(what: str, *patterns: str) -> TaskKind:
     return _trained(what, "f1", ".question_answering:measure_questions", *patterns)
 
 
+PARTS_OF_SPEECH = ("udpos/*.tsv*", "ud/*.conllu*", "ud/UD_*/*.conllu*")
+REVIEWS = ("cls-acl10-unprocessed", "cls", "amazon_reviews", "reviews")
 QUESTIONS_LEARNT = ("squad/train-v1.1.json*", "tydiqa/**/*.train.json*")
 TASKS: dict[str, TaskKind] = {
     "tatoeba": _untrained(
@@ -88,7 +90,7 @@ TASKS: dict[str, TaskKind] = {
         "aer",
         "word_alignment",
         "word_alignment",
-        "gold_alignments/*",
+        "gold_alignments/*-*.*",
         languages=".untrained:list_alignment_pairs",
         higher_is_better=False,
         reads=("layer",),
@@ -97,12 +99,12 @@ TASKS: dict[str, TaskKind] = {
         "finding translations in two texts",
         "f1",
         ".mining:measure_mining",
-        ("bucc2018/*", "bucc2018/*-en/*"),
+        ("bucc2018/*-en.*", "bucc2018/*-en/*-en.*"),
         languages=".mining:list_languages",
         reads=("layer",),
     ),
-    "pos_probe": _probe("parts of speech by a linear probe", "accuracy", "udpos/*", "ud/*"),
-    "ner_probe": _probe("names by a linear probe", "span_f1", "panx/*"),
+    "pos_probe": _probe("parts of speech by a linear probe", "accuracy", *PARTS_OF_SPEECH),
+    "ner_probe": _probe("names by a linear probe", "span_f1", "panx/*.tsv*"),
     "lexicon_induction": _untrained(
         "finding translations of words",
         "precision_at_1_csls",
@@ -118,6 +120,27 @@ TASKS: dict[str, TaskKind] = {
         "word_similarity",
         "word_similarity/**/*.txt",
         of_vectors=True,
+    ),
+    "pos": _trained("parts of speech", "accuracy", ".tagging:measure_tagging", *PARTS_OF_SPEECH),
+    "ner": _trained("names", "f1", ".tagging:measure_tagging", "panx/*.tsv*"),
+    "xnli": _trained(
+        "whether one sentence follows from another",
+        "accuracy",
+        ".pair_classification:measure_pairs",
+        "xnli/*.tsv*",
+    ),
+    "pawsx": _trained(
+        "whether two sentences mean the same",
+        "accuracy",
+        ".pair_classification:measure_pairs",
+        "pawsx/*.tsv*",
+    ),
+    "reviews": _trained(
+        "whether a review is positive",
+        "accuracy",
+        ".text_classification:measure_reviews",
+        *(f"{folder}/**/*.review*" for folder in REVIEWS),
+        *(f"{folder}/*.tsv*" for folder in REVIEWS),
     ),
     "parsing": _trained(
         "dependency parsing",
