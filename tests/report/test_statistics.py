@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.meta_analysis import effectsize_smd
@@ -129,6 +129,7 @@ def test_the_paper_s_rule() -> None:
 
 
 @pytest.mark.parametrize(("ours", "method"), [("holm", "holm"), ("bh", "fdr_bh")])
+@settings(max_examples=15)  # statsmodels collects garbage at each call
 @given(ps=st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_corrections_are_statsmodels(ours: str, method: str, ps: list[float]) -> None:
     expected = multipletests(ps, method=method)[1]

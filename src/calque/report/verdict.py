@@ -173,7 +173,7 @@ def _say_items_needed(c: Comparison, level: float) -> str:
     error = c.item_errors.resampling if c.deviation is None else c.item_errors.lasting
     times = 1.0
     while find_power(c.difference, _shrink(error, times), level) < POWER:
-        times *= 1.1
+        times *= 1.02
         if times > MOST_TIMES:
             return nothing
     shown = f"{times:.1f}" if times < 3 else f"{times:,.0f}"

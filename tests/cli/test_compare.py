@@ -1,0 +1,121 @@
+"""`calque compare`."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from calque.cli import run
+
+DRAWN = runpy.run_path(str(Path(__file__).parents[1] / "drawn_results.py"))
+make_row, write_rows = DRAWN["make_row"], DRAWN["write_rows"]
+QUICK = ["--bootstrap", "200"]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    DRAWN["draw_results"](tmp_path / "results", {"base": 55, "better": 80, "same": 55})
+    return tmp_path / "results"
+
+
+def test_a_verdict_for_every_task(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", str(results), "--baseline", "base", *QUICK]) == 0
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert any(line.startswith("better: +") and "on pos: helps" in line for line in lines)
+    assert any(line.startswith("same: ") and "on ner: within noise" in line for line in lines)
+    assert lines[-1] == "same, 2 tasks: helps on 0, hurts on 0, within noise on 2"
+    assert shown.err == ""
+
+
+def test_files(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [tmp_path / f"report{suffix}" for suffix in (".html", ".md", ".tex", ".csv")]
+    outputs = [text for path in paths for text in ("-o", str(path))]
+    command = ["compare", str(results), "--baseline", "base", *QUICK, *outputs]
+    assert run(command) == 0
+    assert capsys.readouterr().err == f"{', '.join(map(str, paths))}: 4 verdicts\n"
+    first = [path.read_bytes() for path in paths]
+    starts = (b"<!DOCTYPE html>", b"# Comparison with base", b"% \\usepackage", b"task,metric,")
+    assert all(text.startswith(start) for text, start in zip(first, starts, strict=True))
+    assert run(command) == 0
+    assert [path.read_bytes() for path in paths] == first
+    assert not list(tmp_path.glob(".calque*"))
+
+
+def test_several_folders_and_some_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (name, rate) in enumerate({"base": 55, "new": 80}.items()):
+        DRAWN["draw_results"](tmp_path / name, {name: rate, f"other{number}": 5})
+    folders = [str(tmp_path / "base"), str(tmp_path / "new")]
+    options = ["--baseline", "base", "--models", "new", "--tasks", "ner", "--no-languages"]
+    assert run(["compare", *folders, *options, *QUICK, "--correction", "bh"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "new, 1 task: helps on 1" in shown and "Benjamini–Hochberg over 1 comparison" in shown
+    assert "pos" not in shown and "other" not in shown and "ja" not in shown
+
+
+def test_what_to_mind(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = results / "results.jsonl"
+    lines = path.read_text().splitlines()
+    failed = make_row(model="same", seed=9, language=None, value=None, error="CUDA out of memory")
+    write_rows(results, [])
+    text = "\n".join([*lines, lines[0]]) + "\n"
+    path.write_text(text + json.dumps(failed) + "\n" + lines[0][:50])
+    assert run(["compare", str(results), "--baseline", "base", *QUICK]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert notes[:3] == [
+        "calque: mind: 1 last line cut off and left out: a killed run?",
+        "calque: mind: 1 row given again: the last one counts",
+        "calque: mind: 1 cell failed: same, pos, seed 9: CUDA out of memory",
+    ]
+    assert notes[3].startswith("calque: mind: 2 cells missing: base, pos, seed 9; better")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--baseline", "x"], "no model is called 'x' (choose from: base, better, same)"),
+        (["--baseline", "base", "--models", "base"], "no model to compare with base"),
+        (["--baseline", "base", "--models", ","], "no name was given"),
+        (["--baseline", "base", "--tasks", "x"], "no task is called 'x'"),
+        (["--baseline", "base", "--correction", "x"], "no correction is called 'x'"),
+        (["--baseline", "base", "--alpha", "1"], "--alpha 1 is no level"),
+        (["--baseline", "base", "--bootstrap", "9"], "--bootstrap 9 is too few"),
+        (["--baseline", "base", "--seed", "-1"], "--seed -1 is below 0"),
+        (["--baseline", "base", "-o", "a.pdf"], "no comparison is written as '.pdf'"),
+        (["--baseline", "base", "-o", "none/a.md"], "its folder does not exist"),
+    ],
+)
+def test_bad_requests_are_one_line(
+    results: Path, options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["compare", str(results), *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("calque: error: ") and error.count("\n") == 1
+    assert problem in error
+
+
+def test_bad_rows_write_nothing(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (results / "results.jsonl").open("a") as stream:
+        stream.write("nonsense\n")
+    page = tmp_path / "a.html"
+    assert run(["compare", str(results), "--baseline", "base", "-o", str(page)]) == 2
+    assert "results.jsonl, line 91: is no JSON" in capsys.readouterr().err
+    assert not page.exists()
+    assert run(["compare", str(tmp_path / "none"), "--baseline", "base"]) == 2
+    assert "name folders of `calque evaluate -o`" in capsys.readouterr().err
+
+
+def test_a_missing_scipy_is_named(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    assert run(["compare", str(results), "--baseline", "base"]) == 2
+    assert "scipy is not installed (pip install 'calque[eval]')" in capsys.readouterr().err

@@ -1,0 +1,231 @@
+"""Comparisons of whole folders: who is paired with whom, and what the numbers are."""
+
+from __future__ import annotations
+
+import runpy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from calque.report.comparison import Comparison
+from calque.report.results import Results, read_results
+from calque.report.study import Judging, Study, make_study
+from calque.types import InputError
+
+DRAWN = runpy.run_path(str(Path(__file__).parents[1] / "drawn_results.py"))
+make_row, write_rows, draw_results = (
+    DRAWN[name] for name in ("make_row", "write_rows", "draw_results")
+)
+FEW = Judging(n_resamples=200)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("results")
+    draw_results(folder, {"base": 55, "better": 80, "same": 55})
+    return read_results([folder])
+
+
+def list_all(study: Study, model: str) -> list[Comparison]:
+    cells = [task.models[model] for task in study.tasks]
+    return [c for cell in cells for c in (cell.overall, *cell.languages.values(), cell.gap) if c]
+
+
+def test_means_tests_and_verdicts(drawn: Results) -> None:
+    study = make_study(drawn, "base", judging=FEW)
+    assert study.notes == []
+    assert study.models == ["better", "same"]
+    for task in study.tasks:
+        values = {
+            model: np.array([list(by.values()) for by in task.scores[model].values()]).mean(0)
+            for model in ("base", "better")
+        }
+        c = task.models["better"].overall
+        assert c.category == "helps" and c.rule == "above"
+        assert (c.model.mean, c.model.deviation) == pytest.approx(
+            (values["better"].mean(), values["better"].std(ddof=1))
+        )
+        assert c.p_seeds == pytest.approx(stats.ttest_rel(values["better"], values["base"]).pvalue)
+        assert c.p_flips == 0.0625 and c.p is not None and c.p_seeds is not None
+        assert c.p >= max(c.p_seeds, c.p_items or 0)
+        assert c.low is not None and c.high is not None and c.item_low is not None
+        assert c.low < c.item_low < c.difference < c.high
+        assert c.n_items == 3 * DRAWN["N_ITEMS"] and c.n_seeds == 5 and c.paired
+        assert task.models["same"].overall.category == "within noise"
+
+
+def test_the_gap_is_the_source_minus_the_others(drawn: Results) -> None:
+    (task, _) = make_study(drawn, "base", models=["better"], judging=FEW).tasks
+    gap = task.models["better"].gap
+    assert gap is not None and task.source == "en"
+    means = {name: np.mean(list(by.values())) for name, by in task.scores["better"].items()}
+    assert gap.model.mean == pytest.approx(means["en"] - (means["de"] + means["ja"]) / 2)
+    assert gap.gain == -gap.difference
+
+
+def test_errors_are_better_when_lower(tmp_path: Path) -> None:
+    draw_results(tmp_path, {"base": 55, "low": 30}, higher_is_better=False)
+    (task, _) = make_study(read_results([tmp_path]), "base", judging=FEW).tasks
+    study = task.models["low"]
+    assert study.overall.category == "helps" and study.overall.difference < 0
+    assert study.gap is not None
+    means = {name: np.mean(list(by.values())) for name, by in task.scores["base"].items()}
+    # Where others have more errors than the source, the gap is above 0.
+    assert study.gap.baseline.mean == pytest.approx((means["de"] + means["ja"]) / 2 - means["en"])
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 10**6), st.integers(2, 5))
+def test_the_other_way_round_is_the_opposite(draw: int, n_seeds: int) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        seeds = list(range(n_seeds))
+        draw_results(Path(name), {"a": 60, "b": 50}, tasks=["pos"], seeds=seeds, draw=draw)
+        results = read_results([Path(name)])
+        ab, ba = (make_study(results, base, judging=FEW) for base in ("b", "a"))
+    for one, other in zip(list_all(ab, "a"), list_all(ba, "b"), strict=True):
+        assert one.difference == pytest.approx(-other.difference)
+        assert one.p == pytest.approx(other.p)
+        assert (one.low, one.high) == pytest.approx((-(other.high or 0), -(other.low or 0)))
+        assert one.p_flips == other.p_flips
+        opposite = {"helps": "hurts", "hurts": "helps"}
+        assert one.category == opposite.get(other.category, other.category)
+
+
+def test_the_order_of_rows_does_not_matter(drawn: Results) -> None:
+    mixed = list(drawn.rows)
+    np.random.default_rng(0).shuffle(mixed)  # type: ignore[arg-type]
+    before = make_study(drawn, "base", tasks=["pos"], judging=FEW)
+    after = make_study(Results(mixed, []), "base", tasks=["pos"], judging=FEW)
+    for model in before.models:
+        (one,), (other,) = ([t.models[model] for t in s.tasks] for s in (before, after))
+        assert one.overall.difference == pytest.approx(other.overall.difference)
+        assert one.overall.p == pytest.approx(other.overall.p)
+        assert one.languages["de"].low == pytest.approx(other.languages["de"].low)
+
+
+def test_it_is_deterministic(drawn: Results) -> None:
+    assert make_study(drawn, "base", judging=FEW) == make_study(drawn, "base", judging=FEW)
+    other = make_study(drawn, "base", judging=replace(FEW, seed=1))
+    one, two = (
+        list_all(study, "same")[0] for study in (make_study(drawn, "base", judging=FEW), other)
+    )
+    assert one.item_low != two.item_low
+    assert one.p == two.p  # resampling decides no p
+
+
+def change(results: Results, keep: Any) -> Results:
+    return Results([row for row in results.rows if keep(row)], [])
+
+
+def test_seeds_of_one_model_alone_are_left_out(drawn: Results) -> None:
+    few = change(drawn, lambda row: row.model != "base" or row.seed in (1, 2, 3))
+    study = make_study(few, "base", models=["same"], tasks=["pos"], judging=FEW)
+    c = study.tasks[0].models["same"].overall
+    assert c.paired and c.n_seeds == 3
+    assert study.notes == [
+        "2 cells missing: base, pos, seed 4; base, pos, seed 5",
+        "pos, same: 2 of the seeds are one model's alone and left out",
+    ]
+
+
+def test_other_seeds_are_unpaired(drawn: Results) -> None:
+    rows = [replace(row, seed=(row.seed or 0) + 10 * (row.model == "same")) for row in drawn.rows]
+    study = make_study(Results(rows, []), "base", models=["same"], tasks=["pos"], judging=FEW)
+    c = study.tasks[0].models["same"].overall
+    sides = [
+        np.array([list(by.values()) for by in study.tasks[0].scores[name].values()]).mean(0)
+        for name in ("same", "base")
+    ]
+    assert not c.paired and c.p_flips is None
+    assert c.p_seeds == pytest.approx(stats.ttest_ind(*sides, equal_var=False).pvalue)
+
+
+def test_one_seed_cannot_tell(drawn: Results) -> None:
+    one = change(drawn, lambda row: row.seed == 1)
+    c = make_study(one, "base", judging=FEW).tasks[0].models["better"].overall
+    assert c.category == "cannot tell" and c.p is None and c.low is None
+    assert c.item_low is not None and c.item_low > 0  # which would have said: helps
+
+
+def test_without_items_seeds_decide_alone(tmp_path: Path) -> None:
+    draw_results(tmp_path, {"base": 55, "better": 80}, with_items=False)
+    c = make_study(read_results([tmp_path]), "base", judging=FEW).tasks[0].models["better"].overall
+    assert c.category == "helps" and c.p == c.p_seeds and c.n_items == 0 and c.item_low is None
+
+
+def test_without_seeds_items_decide_alone(tmp_path: Path) -> None:
+    draw_results(tmp_path, {"base": 55, "better": 80, "same": 55}, seeds=[None])
+    study = make_study(read_results([tmp_path]), "base", judging=FEW)
+    c = study.tasks[0].models["better"].overall
+    assert c.category == "helps" and c.p == c.p_items and c.n_seeds == 0 and c.rule is None
+    assert study.tasks[0].models["same"].overall.category == "within noise"
+    draw_results(tmp_path, {"base": 55, "better": 80}, seeds=[None], with_items=False)
+    study = make_study(read_results([tmp_path]), "base", judging=FEW)
+    assert study.tasks[0].models["better"].overall.category == "cannot tell"
+
+
+def test_seeds_that_change_nothing_count_as_none(drawn: Results) -> None:
+    first = {(r.model, r.task, r.language): r for r in drawn.rows if r.seed == 1}
+    rows = [replace(first[r.model, r.task, r.language], seed=r.seed) for r in drawn.rows]
+    c = make_study(Results(rows, []), "base", judging=FEW).tasks[0].models["better"].overall
+    assert c.n_seeds == 0 and c.p == c.p_items and c.p is not None and c.p > 1e-20
+
+
+def test_a_model_with_seeds_against_one_without(tmp_path: Path) -> None:
+    draw_results(tmp_path / "1", {"base": 55}, seeds=[None])
+    draw_results(tmp_path / "2", {"better": 80})
+    study = make_study(read_results([tmp_path / "1", tmp_path / "2"]), "base", judging=FEW)
+    c = study.tasks[0].models["better"].overall
+    assert c.category == "helps" and not c.paired and c.n_seeds == 5 and c.baseline.fixed
+
+
+def test_languages_that_a_run_lacks_are_left_out(drawn: Results) -> None:
+    rows = change(drawn, lambda r: not (r.model == "same" and r.seed == 3 and r.language == "ja"))
+    study = make_study(rows, "base", models=["same"], tasks=["pos"], judging=FEW)
+    assert list(study.tasks[0].models["same"].languages) == ["en", "de"]
+    assert study.notes == ["pos, same: not in all runs of both and left out: ja"]
+
+
+def test_other_items_are_not_resampled_together(tmp_path: Path) -> None:
+    rows = draw_results(tmp_path, {"base": 55, "new": 60}, tasks=["pos"])
+    for row in rows:
+        if row["model"] == "new":
+            with np.load(tmp_path / row["items"]) as file:
+                arrays = {name: np.append(file[name], file[name]) for name in file.files}
+            np.savez(tmp_path / f"{row['items']}.2.npz", **arrays)
+            row["items"] = f"{row['items']}.2.npz"
+    write_rows(tmp_path, rows)
+    study = make_study(read_results([tmp_path]), "base", judging=FEW)
+    assert study.notes == [
+        "pos, new: the models have other test items in en, de, ja: not resampled there"
+    ]
+    assert study.tasks[0].models["new"].overall.p_items is None
+
+
+def test_bad_requests(drawn: Results, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no model is called 'x'.*base, better, same"):
+        make_study(drawn, "x")
+    with pytest.raises(InputError, match=r"no task is called 'x'.*pos, ner"):
+        make_study(drawn, "base", tasks=["x"])
+    with pytest.raises(InputError, match="no model to compare with base"):
+        make_study(drawn, "base", models=["base"])
+    apart = [make_row(), make_row(model="b", language="fr"), make_row(model="b", task="ner")]
+    with pytest.raises(InputError, match="base shares no task and language with b"):
+        make_study(read_results([write_rows(tmp_path, apart)]), "base")
+    apart = [make_row(), make_row(model="b", metric="f1")]
+    with pytest.raises(InputError, match="pos has several metrics: accuracy, f1"):
+        make_study(read_results([write_rows(tmp_path, apart)]), "base")
+
+
+def test_a_model_by_the_end_of_its_path(drawn: Results) -> None:
+    rows = [replace(row, model=f"runs/{row.model}") for row in drawn.rows]
+    study = make_study(Results(rows, []), "base", models=["same"], tasks=["pos"], judging=FEW)
+    assert (study.baseline, study.models) == ("runs/base", ["runs/same"])

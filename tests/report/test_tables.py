@@ -1,0 +1,105 @@
+"""Tables: the same numbers everywhere, and no name that breaks a format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import runpy
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from calque.report.results import read_results
+from calque.report.study import Judging, Study, make_study
+from calque.report.tables import (
+    drop_column,
+    list_sentences,
+    tabulate_task,
+    tabulate_verdicts,
+    to_csv,
+    to_latex,
+    to_markdown,
+    to_rich,
+)
+
+DRAWN = runpy.run_path(str(Path(__file__).parents[1] / "drawn_results.py"))
+NASTY = "a_b|[bold]<i>&$%#{}~^\\"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    folder = tmp_path_factory.mktemp("results")
+    DRAWN["draw_results"](folder, {"base": 55, "better": 80, NASTY: 56})
+    return make_study(read_results([folder]), "base", judging=Judging(n_resamples=200))
+
+
+def test_a_terminal(study: Study) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=200)
+    tables = [tabulate_verdicts(study), *(tabulate_task(study, task) for task in study.tasks)]
+    console.print(*map(to_rich, tables))
+    shown = stream.getvalue()
+    c = study.tasks[0].models["better"].overall
+    assert f"{c.model.mean:.1f} ± {c.model.deviation:.1f}" in shown
+    assert f"+{c.difference:.1f} [{c.low:.1f}, {c.high:.1f}]" in shown
+    assert NASTY in shown and "▲" in shown and "gap to en" in shown
+    narrow = tabulate_task(study, study.tasks[0], ["better"])
+    assert len(narrow.heads) == 4 and len(narrow.rows) == 3 and len(narrow.below) == 2
+    smaller = drop_column(tables[0], "1 sd rule")
+    assert len(smaller.heads) == len(smaller.rows[0]) == len(tables[0].heads) - 1
+
+
+def test_csv_has_every_comparison(study: Study) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(study))))
+    assert len(rows) == 2 * 2 * (1 + 3 + 1)
+    c = study.tasks[1].models["better"].languages["ja"]
+    (row,) = (r for r in rows if (r["task"], r["model"], r["name"]) == ("ner", "better", "ja"))
+    assert float(row["difference"]) == pytest.approx(c.difference, rel=1e-5)
+    assert float(row["p_adjusted"]) == pytest.approx(c.p_adjusted, rel=1e-5)
+    assert (row["scope"], row["verdict"]) == ("language", c.category)
+    assert {row["model"] for row in rows} == {"better", NASTY}
+
+
+def test_markdown_tables_have_equal_rows(study: Study) -> None:
+    text = to_markdown(study)
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    assert len(tables) == 3
+    for table in tables:
+        # A pipe that is escaped divides no cells.
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+    assert "a\\_b\\|\\[bold\\]\\<i\\>" in text
+    c = study.tasks[0].models["better"].overall
+    assert f"better: +{c.difference:.1f}" in text
+
+
+def test_latex_is_escaped(study: Study) -> None:
+    text = to_latex(study)
+    escaped = r"a\_b|[bold]$<$i$>$\&\$\%\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}"
+    assert escaped in text
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 3
+    for body in re.findall(r"\\toprule\n(.*?)\\bottomrule", text, re.S):
+        lines = [line for line in body.splitlines() if line.endswith(r"\\")]
+        assert len({len(re.findall(r"(?<!\\)&", line)) for line in lines}) == 1
+    assert not re.search("[±−▲▼–↓]", text)
+
+
+def test_latex_compiles(study: Study, tmp_path: Path) -> None:
+    engine = shutil.which("pdflatex")
+    if engine is None:
+        pytest.skip("no LaTeX here")
+    body = to_latex(study)
+    frame = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}%s\\end{document}"
+    (tmp_path / "a.tex").write_text(frame % body, "utf-8")
+    command = [engine, "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+
+
+def test_sentences(study: Study) -> None:
+    lines = list_sentences(study)
+    assert len(lines) == 2 * (2 + 2 + 1)
+    assert lines[0].startswith("better: +") and "on pos: helps (5 seeds; p " in lines[0]
+    assert lines[4] == "better, 2 tasks: helps on 2, hurts on 0"
