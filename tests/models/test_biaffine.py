@@ -9,7 +9,7 @@ from calque.models.biaffine import IMPOSSIBLE, BiaffineHead
 from calque.models.heads import NO_LABEL, mean_cross_entropy
 
 # Two sentences, of 3 and 2 words, in the rows 0 to 4; row 5 is the root.
-TABLE = torch.tensor([[0, 1, 2], [3, 4, 0]])
+CELLS = torch.tensor([0, 1, 2, 3, 4])
 IS_WORD = torch.tensor([[True, True, True], [True, True, False]])
 
 
@@ -29,7 +29,7 @@ def draw_states() -> torch.Tensor:
 def test_arcs_as_written_in_the_paper() -> None:
     head = make_head()
     views = head.view(draw_states())
-    scores = head.score_arcs(views, TABLE, IS_WORD)
+    scores = head.score_arcs(views, CELLS, IS_WORD)
     assert scores.shape == (2, 3, 4)
     for sentence, (first, heads) in enumerate([(0, [5, 0, 1, 2]), (3, [5, 3, 4])]):
         for word in range(len(heads) - 1):
@@ -58,7 +58,7 @@ def test_the_root_is_a_head_like_any_other() -> None:
     states = draw_states()
     with torch.no_grad():
         head.root.copy_(states[1])
-    scores = head.score_arcs(head.view(states), TABLE, IS_WORD)
+    scores = head.score_arcs(head.view(states), CELLS, IS_WORD)
     torch.testing.assert_close(scores[0, :, 0], scores[0, :, 2])
     assert not torch.allclose(scores[0, :, 0], scores[0, :, 1])
 
@@ -68,7 +68,7 @@ def test_scores_are_single_where_products_are_half() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         views = head.view(draw_states().float())
         assert views.arc_words.dtype == torch.bfloat16
-        assert head.score_arcs(views, TABLE, IS_WORD).dtype == torch.float32
+        assert head.score_arcs(views, CELLS, IS_WORD).dtype == torch.float32
 
 
 def test_gradients() -> None:
@@ -82,7 +82,7 @@ def test_gradients() -> None:
 
         def both(states: torch.Tensor) -> torch.Tensor:
             views = head.view(states)
-            arcs = head.score_arcs(views, TABLE, IS_WORD).flatten(0, 1)
+            arcs = head.score_arcs(views, CELLS, IS_WORD).flatten(0, 1)
             kinds = head.score_relations(views, rows)
             return mean_cross_entropy(arcs, heads.flatten()) + mean_cross_entropy(kinds, relations)
 

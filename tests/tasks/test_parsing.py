@@ -69,17 +69,19 @@ def test_a_batch_by_hand(tiny_encoder: Encoder) -> None:
     short = ParsedSentence(("dogs", "bark"), ("NOUN", "VERB"), (2, 0), names, "")
     other = ParsedSentence(("go",), ("VERB",), (0,), ("root",), "")
     batch = encode(tiny_encoder, [other, short]).collate(np.array([1, 0]))
-    assert batch.table.tolist() == [[0, 1], [2, 3]]
     assert batch.is_word.tolist() == [[True, True], [True, False]]
     assert batch.heads.tolist() == [[2, 0], [0, NO_LABEL]]
-    assert batch.head_rows.tolist() == [1, 3, 3]  # row 3 is the root
-    assert batch.relations.tolist() == [0, 1, 1]
-    pieces = [
-        len(tiny_encoder.tokenizer.backend_tokenizer.encode([word], is_pretokenized=True).ids) - 2
-        for word in ("dogs", "bark")
-    ]
-    first = 1 + pieces[0]
-    assert batch.places.tolist() == [1, first, first + pieces[1] + 2]
+    tokenizer = tiny_encoder.tokenizer.backend_tokenizer
+    pieces = [len(tokenizer.encode([w], is_pretokenized=True).ids) - 2 for w in ("dogs", "bark")]
+    dogs, bark = 1, 1 + pieces[0]
+    go = bark + pieces[1] + 2  # behind the end of one sentence and the start of the other
+    n_tokens = len(batch.tokens.ids)
+    assert batch.places.tolist()[:3] == [dogs, bark, go]
+    words = {dogs: (0, bark, 0), bark: (1, n_tokens, 1), go: (2, n_tokens, 1)}
+    other_tokens = (4, n_tokens, NO_LABEL)  # the cell beyond, the root, nothing to learn
+    for token in range(n_tokens):
+        known = (batch.cells[token], batch.head_rows[token], batch.relations[token])
+        assert tuple(map(int, known)) == words.get(token, other_tokens)
 
 
 def test_a_fixed_shape_changes_no_loss(tiny_encoder: Encoder, trees: list[ParsedSentence]) -> None:
@@ -138,7 +140,7 @@ def test_long_sentences_are_read_in_windows(
     # Every word's place has its own first subword.
     batch = examples.collate(np.arange(len(trees)))
     words = [word for tree in trees for word in tree.words]
-    ids = batch.tokens.ids[batch.places]
+    ids = batch.tokens.ids[batch.places[: len(words)]]
     for word, number in zip(words, ids.tolist(), strict=True):
         encoding = tiny_encoder.tokenizer.backend_tokenizer.encode(
             [word], is_pretokenized=True, add_special_tokens=False
@@ -165,7 +167,9 @@ def test_what_is_cut_is_counted(tiny_encoder: Encoder, trees: list[ParsedSentenc
 def test_words_without_subwords_have_heads(tiny_encoder: Encoder) -> None:
     bare = ParsedSentence(("dogs", "\u200d", "bark"), ("X",) * 3, (3, 3, 0), ("a", "b", "root"), "")
     examples = encode(tiny_encoder, [bare])
-    assert examples.has_state.tolist() == [True, False, True]
+    assert examples.n_bare == 1
+    batch = examples.collate(np.array([0]))
+    assert batch.tokens.ids[batch.places[1]] == tiny_encoder.tokenizer.unk_token_id
     parses = make_parser(tiny_encoder).parse(examples, SETTINGS)
     assert find_fault(parses.heads.tolist()) is None
 

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from calque.models.padding import spread_rows
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
@@ -22,7 +24,7 @@ IMPOSSIBLE = -1e6
 
 @dataclass(frozen=True, slots=True)
 class WordViews:
-    """All words of a batch, and the root as the last row, in the four parts they can play."""
+    """All tokens of a batch, and the root as the last row, in the four parts they can play."""
 
     arc_words: Float[Tensor, "rows arc"]
     arc_heads: Float[Tensor, "rows arc"]
@@ -60,8 +62,8 @@ class BiaffineHead(nn.Module):
         self.relation = nn.Parameter(torch.zeros(wide, n_relations, wide))
         self.dropout = nn.Dropout(dropout)
 
-    def view(self, states: Float[Tensor, "words hidden"]) -> WordViews:
-        """Give the parts that words, and the root after them, can play."""
+    def view(self, states: Float[Tensor, "tokens hidden"]) -> WordViews:
+        """Give the parts that tokens, and the root after them, can play."""
         rows = torch.cat([states, self.root[None].to(states.dtype)])
         made = self.dropout(F.leaky_relu(self.project(rows), SLOPE))
         return WordViews(*made.split(self.sizes, dim=1))
@@ -69,27 +71,29 @@ class BiaffineHead(nn.Module):
     def score_arcs(
         self,
         views: WordViews,
-        table: Int[Tensor, "sentences words"],
+        cells: Int[Tensor, "tokens"],
         is_word: Bool[Tensor, "sentences words"],
     ) -> Float[Tensor, "sentences words heads"]:
-        """Score the heads of the words that `table` points to; head 0 is the root.
+        """Score the heads of all words of padded sentences; head 0 is the root.
 
-        Where there is no word, the table may point anywhere. The scores are of single precision:
-        half of it would make equals of many.
+        `cells` are the places of rows among sentences × words, counted row by row, or their number
+        for a row that is no word. The scores are of single precision: half of it would make equals
+        of many.
         """
-        root = len(views.arc_heads) - 1
-        heads = views.arc_heads[F.pad(table, (1, 0), value=root)]
-        words = (views.arc_words @ self.arc + self.arc_bias)[table]
+        words = spread_rows(views.arc_words[:-1] @ self.arc + self.arc_bias, cells, is_word.shape)
+        heads = spread_rows(views.arc_heads[:-1], cells, is_word.shape)
+        root = views.arc_heads[-1].expand(len(is_word), 1, -1)
         wide = torch.promote_types(words.dtype, torch.float32)
         with torch.autocast(words.device.type, enabled=False):
-            scores = words.to(wide) @ heads.to(wide).transpose(1, 2)
+            scores = words.to(wide) @ torch.cat([root, heads], dim=1).to(wide).transpose(1, 2)
         return scores.masked_fill(~F.pad(is_word, (1, 0), value=True)[:, None], IMPOSSIBLE)
 
     def score_relations(
-        self, views: WordViews, heads: Int[Tensor, "words"]
-    ) -> Float[Tensor, "words relations"]:
-        """Score the relations of all words to their heads, which are rows of the views."""
+        self, views: WordViews, heads: Int[Tensor, "tokens"]
+    ) -> Float[Tensor, "tokens relations"]:
+        """Score the relations of all rows but the root's to their heads, which are rows too."""
         words = F.pad(views.relation_words[:-1], (0, 1), value=1.0)
-        above = F.pad(views.relation_heads, (0, 1), value=1.0)[heads]
+        # The gradient of an embedding adds up rows that many words share; that of indexing crawls.
+        above = F.embedding(heads, F.pad(views.relation_heads, (0, 1), value=1.0))
         weighted = (words @ self.relation.flatten(1)).unflatten(1, self.relation.shape[1:])
         return (weighted @ above[:, :, None])[..., 0]

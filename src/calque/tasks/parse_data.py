@@ -108,7 +108,7 @@ def count_words(text: ParsedText, relations: Sequence[str]) -> dict[str, int]:
         "words": int(n_words.sum()),
         "words_ignored": sum(tags[tag] for tag in IGNORED),
         "words_of_unknown_relations": sum(n for name, n in kinds.items() if name not in relations),
-        "words_without_subword": int((~encoded.has_state).sum()),
+        "words_without_subword": encoded.n_bare,
         "words_cut": encoded.n_cut,
         "sentences_cut": int((n_words > encoded.n_words).sum()),
         "sentences_in_windows": int((encoded.n_windows > 1).sum()),

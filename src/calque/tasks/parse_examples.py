@@ -12,7 +12,7 @@ import torch
 from calque.models.heads import NO_LABEL
 from calque.text.batching import BatchShape, Ragged, add_marks, ranges, reorder
 from calque.text.placing import place_sequences
-from calque.text.word_pieces import WordEncoder
+from calque.text.word_pieces import PieceCounts, WordEncoder
 from calque.text.word_windows import WordWindow, cut_words
 
 if TYPE_CHECKING:
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ParseBatch:
-    """Words of some sentences in one list, and each sentence's row of a table that points to them.
+    """Tokens, and for the first one of every word what is known of it.
 
-    `places` are the tokens of the words; `heads` count within the sentence, 0 being the root,
-    `head_rows` in the list of words, behind whose end the root stands.
+    `cells` are words' places among sentences × words, counted row by row; other tokens have the one
+    beyond. `heads` count within the sentence, 0 being the root; `head_rows` are tokens, and the
+    root is the one beyond. `places` are the tokens of the words, one sentence after the other.
     """
 
     tokens: TokenBatch
-    places: Int[Tensor, "words"]
-    has_state: Bool[Tensor, "words"]
-    table: Int[Tensor, "sentences longest"]
+    cells: Int[Tensor, "tokens"]
     is_word: Bool[Tensor, "sentences longest"]
     heads: Int[Tensor, "sentences longest"]
-    head_rows: Int[Tensor, "words"]
-    relations: Int[Tensor, "words"]
+    head_rows: Int[Tensor, "tokens"]
+    relations: Int[Tensor, "tokens"]
+    places: Int[Tensor, "tokens"]
 
     def to(self, device: torch.device | str) -> ParseBatch:
         """Copy the tensors to a device, without waiting for the copy."""
-        names = ("places", "has_state", "table", "is_word", "heads", "head_rows", "relations")
+        names = ("cells", "is_word", "heads", "head_rows", "relations", "places")
         moved = (getattr(self, name).to(device, non_blocking=True) for name in names)
         return ParseBatch(self.tokens.to(device), *moved)
 
@@ -55,8 +55,8 @@ class ParseBatch:
 class ParseExamples:
     """Encoded sentences: the windows of each, its words, and what is known of its tree.
 
-    Word k stands at token `offsets[k]` of window `word_windows[k]`, marks counted, or nowhere where
-    it has no subword. A head of −100 is not learnt: it is none of the words that are read.
+    Word k stands at token `offsets[k]` of window `word_windows[k]`, marks counted. A head of −100
+    is not learnt: it is none of the words that are read.
     """
 
     windows: Ragged
@@ -64,11 +64,11 @@ class ParseExamples:
     n_words: IntArray  # of every sentence
     word_windows: IntArray
     offsets: IntArray
-    has_state: npt.NDArray[np.bool_]
     heads: IntArray
     relations: IntArray
     pad_id: int
     n_cut: int  # words that were left out
+    n_bare: int  # words without a subword, which are read as unknown
 
     @property
     def lengths(self) -> IntArray:
@@ -85,34 +85,35 @@ class ParseExamples:
         words = ranges((np.cumsum(self.n_words) - self.n_words)[rows], n_words)
         owners = np.repeat(np.arange(len(rows)), n_words)
         shift = np.cumsum(n_windows) - n_windows - first_windows
-        starts = placed.starts[self.word_windows[words] + shift[owners]]
-        n_rows, size, longest = len(rows), len(words), int(n_words.max(initial=1))
+        places = placed.starts[self.word_windows[words] + shift[owners]] + self.offsets[words]
+        n_rows, n_tokens = len(rows), len(placed.tokens.ids)
+        longest = int(n_words.max(initial=1))
         if shape is not None:
-            n_rows, size = max(shape.sequences, n_rows), len(placed.tokens.ids)
-            longest = max(shape.row, longest)
+            n_rows, longest = max(shape.sequences, n_rows), shape.row
         first_words = np.cumsum(n_words) - n_words
-        columns = np.arange(len(words)) - first_words[owners]
-        table = np.full((n_rows, longest), size)
-        table[owners, columns] = np.arange(len(words))
-        heads = np.full((n_rows, longest), NO_LABEL)
-        heads[owners, columns] = self.heads[words]
-        head_rows = first_words[owners] + self.heads[words] - 1
+        cells = owners * longest + np.arange(len(words)) - first_words[owners]
+        heads, relations = self.heads[words], self.relations[words]
+        table = np.full(n_rows * longest, NO_LABEL)
+        table[cells] = heads
+        is_word = np.zeros(n_rows * longest, dtype=bool)
+        is_word[cells] = True
+        above = np.where(heads > 0, first_words[owners] + heads - 1, 0)
+        everywhere = np.arange(len(words))
         return ParseBatch(
             placed.tokens,
-            _fill(starts + self.offsets[words], size, 0),
-            _fill(self.has_state[words], size, False),
-            torch.from_numpy(table),
-            torch.from_numpy(table < size),
-            torch.from_numpy(heads),
-            _fill(np.where(self.heads[words] > 0, head_rows, size), size, size),
-            _fill(np.where(self.heads[words] < 0, NO_LABEL, self.relations[words]), size, NO_LABEL),
+            _fill(cells, places, n_tokens, n_rows * longest),
+            torch.from_numpy(is_word.reshape(n_rows, longest)),
+            torch.from_numpy(table.reshape(n_rows, longest)),
+            _fill(np.where(heads > 0, places[above], n_tokens), places, n_tokens, n_tokens),
+            _fill(np.where(heads < 0, NO_LABEL, relations), places, n_tokens, NO_LABEL),
+            _fill(places, everywhere, n_tokens, 0),
         )
 
 
-def _fill(values: npt.NDArray[np.generic], size: int, filler: int) -> Tensor:
-    """Make a tensor of a certain length out of a shorter array."""
-    filled = np.full(size, filler, dtype=values.dtype)
-    filled[: len(values)] = values
+def _fill(values: IntArray, places: IntArray, size: int, filler: int) -> Tensor:
+    """Put values at their places, and something else everywhere else."""
+    filled = np.full(size, filler)
+    filled[places] = values
     return torch.from_numpy(filled)
 
 
@@ -136,13 +137,15 @@ def encode_trees(
     texts = [sentence.words[:max_words] for sentence in sentences]
     # Of a word only the first subword's state is used, so that no word need be cut in two.
     pieces, _ = WordEncoder(tokenizer).encode(texts).shorten(room)
+    n_bare = int((pieces.n_pieces == 0).sum())
+    pieces = _name_unknown(pieces, _unknown_id(tokenizer))
     first_words, first_pieces = pieces.first_words, pieces.first_pieces
     lists: list[list[IntArray]] = [[], [], [], []]  # ids, windows of words, offsets, words
     n_windows, n_words, total = [], [], 0
     for start, stop in zip(first_words[:-1].tolist(), first_words[1:].tolist(), strict=True):
         windows = cut_words(pieces.n_pieces[start:stop], room, overlap)
-        if one_window and (len(windows) > 1 or windows[0].stop > room):
-            end = min(windows[0].stop, room)
+        if one_window:
+            end = windows[0].stop
             windows = [WordWindow(0, end, 0, end)]
         for window in windows:
             begin = first_pieces[start + window.start]
@@ -162,13 +165,25 @@ def encode_trees(
         n_windows=np.array(n_windows),
         n_words=kept,
         word_windows=np.concatenate(lists[1]),
-        offsets=np.where(pieces.n_pieces[words] > 0, np.concatenate(lists[2]), 0),
-        has_state=pieces.n_pieces[words] > 0,
+        offsets=np.concatenate(lists[2]),
         heads=heads,
         relations=kinds,
         pad_id=tokenizer.pad_token_id or 0,
         n_cut=sum(len(sentence.words) for sentence in sentences) - len(words),
+        n_bare=n_bare,
     )
+
+
+def _name_unknown(pieces: PieceCounts, unknown: int) -> PieceCounts:
+    """Give words that the tokenizer deletes whole the subword of unknown text."""
+    bare = np.flatnonzero(pieces.n_pieces == 0)
+    ids = np.insert(pieces.ids, pieces.first_pieces[bare], unknown)
+    return PieceCounts(ids, np.maximum(pieces.n_pieces, 1), pieces.n_words)
+
+
+def _unknown_id(tokenizer: PreTrainedTokenizerFast) -> int:
+    known = (tokenizer.unk_token_id, tokenizer.mask_token_id, tokenizer.sep_token_id)
+    return next((int(number) for number in known if number is not None), 0)
 
 
 def _number_arcs(

@@ -57,16 +57,14 @@ class Parser(HeadModel):
         self.head, self.root = BiaffineHead(encoder.hidden_size, n_relations, generator), root
         place_on(self, encoder)
 
-    def view(self, batch: ParseBatch) -> WordViews:
-        """Read the words of a batch; one without subwords has a state of zeros."""
-        states = self.read(batch.tokens)[batch.places] * batch.has_state[:, None]
-        views: WordViews = self.head.view(states)
-        return views
+    def score(self, batch: ParseBatch) -> tuple[WordViews, Float[Tensor, "rows words heads"]]:
+        """Give the parts that words can play, and the scores of all heads."""
+        views: WordViews = self.head.view(self.read(batch.tokens))
+        return views, self.head.score_arcs(views, batch.cells, batch.is_word)
 
     def forward(self, batch: ParseBatch) -> Float[Tensor, ""]:
         """Give the mean loss of heads plus that of relations."""
-        views = self.view(batch)
-        arcs = self.head.score_arcs(views, batch.table, batch.is_word)
+        views, arcs = self.score(batch)
         relations = self.head.score_relations(views, batch.head_rows)
         on_heads = mean_cross_entropy(arcs.flatten(0, 1), batch.heads.flatten())
         return on_heads + mean_cross_entropy(relations, batch.relations)
@@ -77,31 +75,30 @@ class Parser(HeadModel):
         heads = np.zeros(len(examples.heads), dtype=np.int64)
         relations = np.zeros_like(heads)
         n_searched = 0
-
-        def score(batch: ParseBatch) -> tuple[WordViews, Tensor]:
-            views = self.view(batch)
-            return views, self.head.score_arcs(views, batch.table, batch.is_word)
-
         # All is queued on the device before the first scores are waited for.
-        for rows, batch, (views, arcs) in list(predict(self, examples, settings, score)):
+        for rows, batch, (views, arcs) in list(predict(self, examples, settings, self.score)):
             n_words = examples.n_words[rows]
-            scores = arcs.cpu().numpy()
-            is_word = np.arange(scores.shape[1]) < n_words[:, None]
-            found, n_here = decode_trees(scores, n_words)
+            is_word = np.arange(arcs.shape[1]) < n_words[:, None]
+            found, n_here = decode_trees(arcs.cpu().numpy(), n_words)
             n_searched += n_here
-            begins = np.cumsum(n_words) - n_words
-            words = first_words[rows][:, None] + np.arange(scores.shape[1])
-            above = np.where(found > 0, begins[:, None] + found - 1, len(batch.places))[is_word]
+            words = (first_words[rows][:, None] + np.arange(arcs.shape[1]))[is_word]
+            heads[words] = found[is_word]
+            begins = np.repeat(np.cumsum(n_words) - n_words, n_words)
+            above = torch.from_numpy(np.where(heads[words] > 0, begins + heads[words] - 1, -1))
             with torch.no_grad(), working_precision(self, settings):
-                kinds = self._relate(views, torch.from_numpy(above).to(batch.places.device))
-            heads[words[is_word]] = found[is_word]
-            relations[words[is_word]] = kinds.cpu().numpy()
+                kinds = self._relate(views, batch.places[: len(words)], above)
+            relations[words] = kinds.cpu().numpy()
         return Parses(heads, relations, n_searched)
 
-    def _relate(self, views: WordViews, heads: Tensor) -> Tensor:
-        """Choose relations; that of the root is for its word alone."""
-        scores = self.head.score_relations(views, heads).float()
-        is_root = heads == len(views.arc_heads) - 1
-        column = torch.where(is_root, -IMPOSSIBLE, IMPOSSIBLE)
-        scores[:, self.root] = column
+    def _relate(self, views: WordViews, places: Tensor, above: Tensor) -> Tensor:
+        """Choose the relations of words to the words above them; the root's is for its word alone.
+
+        `above` counts words, −1 being the root.
+        """
+        above = above.to(places.device)
+        n_tokens = len(views.arc_heads) - 1
+        head_rows = places.new_full((n_tokens,), n_tokens)
+        head_rows[places] = torch.where(above < 0, n_tokens, places[above.clamp(min=0)])
+        scores = self.head.score_relations(views, head_rows)[places].float()
+        scores[:, self.root] = torch.where(above < 0, -IMPOSSIBLE, IMPOSSIBLE)
         return scores.argmax(dim=1)

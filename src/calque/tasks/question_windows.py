@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from calque.text.batching import BatchShape, Ragged, reorder
+from calque.text.batching import BatchShape, Ragged, ranges, reorder
 from calque.text.placing import place_sequences
 from calque.text.tokenization import lift_limits
 from calque.types import InputError
@@ -33,20 +33,21 @@ NOT_HERE = 0
 
 @dataclass(frozen=True, slots=True)
 class WindowBatch:
-    """Windows, a table of their tokens, and between which of them the answer lies.
+    """Windows, and between which of their tokens the answer lies.
 
-    `is_text` marks the tokens an answer may consist of.
+    `cells` are the places of all tokens among windows × longest, counted row by row, or the one
+    beyond for padding. `is_text` marks the tokens an answer may consist of.
     """
 
     tokens: TokenBatch
-    table: Int[Tensor, "windows longest"]
+    cells: Int[Tensor, "tokens"]
     is_text: Bool[Tensor, "windows longest"]
     starts: Int[Tensor, "windows"]
     ends: Int[Tensor, "windows"]
 
     def to(self, device: torch.device | str) -> WindowBatch:
         """Copy the tensors to a device, without waiting for the copy."""
-        names = ("table", "is_text", "starts", "ends")
+        names = ("cells", "is_text", "starts", "ends")
         moved = (getattr(self, name).to(device, non_blocking=True) for name in names)
         return WindowBatch(self.tokens.to(device), *moved)
 
@@ -84,9 +85,9 @@ class QuestionExamples:
         if shape is not None:
             n_rows, longest = max(shape.sequences, n_rows), shape.row
         columns = np.arange(longest)
-        inside = columns < chosen.lengths[:, None]
-        table = np.zeros((n_rows, longest), dtype=np.int64)
-        table[: len(rows)] = np.where(inside, placed.starts[:, None] + columns, 0)
+        cells = np.full(len(placed.tokens.ids), n_rows * longest)
+        begins = np.arange(len(rows)) * longest
+        cells[ranges(placed.starts, chosen.lengths)] = ranges(begins, chosen.lengths)
         is_text = np.zeros((n_rows, longest), dtype=bool)
         firsts, n_text = self.firsts[rows][:, None], self.n_text[rows][:, None]
         is_text[: len(rows)] = (columns >= firsts) & (columns < firsts + n_text)
@@ -94,7 +95,7 @@ class QuestionExamples:
         labels[:, : len(rows)] = self.starts[rows], self.ends[rows]
         return WindowBatch(
             placed.tokens,
-            torch.from_numpy(table),
+            torch.from_numpy(cells),
             torch.from_numpy(is_text),
             torch.from_numpy(labels[0]),
             torch.from_numpy(labels[1]),

@@ -10,6 +10,7 @@ import torch
 
 from calque.models.heads import mean_cross_entropy
 from calque.models.layer_mixture import make_linear
+from calque.models.padding import spread_rows
 from calque.models.spans import find_best_spans
 from calque.tasks.finetuning import predict
 from calque.tasks.head_task import HeadModel, place_on
@@ -55,7 +56,8 @@ class SpanFinder(HeadModel):
         self, batch: WindowBatch
     ) -> tuple[Float[Tensor, "windows longest"], Float[Tensor, "windows longest"]]:
         """Give the scores of starts and of ends; what may not answer has none to speak of."""
-        scores = self.output(self.read(batch.tokens)).float()[batch.table]
+        flat = self.output(self.read(batch.tokens)).float()
+        scores = spread_rows(flat, batch.cells, batch.is_text.shape)
         may_answer = batch.is_text.clone()
         may_answer[:, NOT_HERE] = True
         masked = scores.masked_fill(~may_answer[:, :, None], IMPOSSIBLE)
