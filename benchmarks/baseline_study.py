@@ -110,18 +110,19 @@ def pack(options: argparse.Namespace) -> int:
 
 
 def is_wanted(name: str, languages: Sequence[str]) -> bool:
-    """Tell whether a file is of languages that are wanted, by the codes in its name.
+    """Tell by a file's name whether it is of languages that are wanted, or English to learn from.
 
-    >>> [is_wanted(n, ["en", "de"]) for n in ("dev-de.tsv.xz", "dev-yo.tsv.xz", "de_gsd-ud-dev")]
-    [True, False, True]
+    >>> [is_wanted(n, ["en", "de"]) for n in ("dev-de.tsv.xz", "dev-yo.tsv.xz", "train-de.tsv.xz")]
+    [True, False, False]
     """
     from calque.tasks.languages import long_name
 
     if name.startswith("tatoeba."):
         codes = name.split(".")[1].split("-")
         return codes[0] in {long_name(language) for language in languages}
-    codes = [code for code in re.split(r"[^a-z]+", name) if len(code) == 2]
-    return set(codes) <= {*languages, "ud", "xz"}
+    parts = re.split(r"[^a-z]+", name)
+    codes = {part for part in parts if len(part) == 2} - {"ud", "xz"}
+    return codes <= ({"en"} if "train" in parts else set(languages))
 
 
 def strip_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -103,7 +103,8 @@ def choose_languages(
 ) -> tuple[tuple[str, ...] | None, list[str]]:
     """Give the tests of a task in the languages asked for, and the languages it has none of.
 
-    A pair such as de-en is a test in either of its languages.
+    A pair such as de-en is a test in either of its languages. English may always be named, since
+    it is the other side or the source of most tests.
     """
     if kind.languages is None:
         return None if asked is None else tuple(asked), []
@@ -116,7 +117,7 @@ def choose_languages(
         fix = f"choose from: {' '.join(known)}"
         raise InputError(f"{task} has no test for {' '.join(names)}", file=data, fix=fix)
     covered = {part for test in tests for part in (test, *test.split("-"))}
-    return tests, [name for name in names if name not in covered]
+    return tests, [name for name in names if name not in {*covered, "en"}]
 
 
 def is_asked(test: str, languages: Sequence[str]) -> bool:
