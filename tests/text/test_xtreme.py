@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+import pytest
+
+from calque.text.xtreme import find_treebanks, find_xtreme_files
+from calque.types import InputError
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@pytest.mark.parametrize("place", [".", "xtreme", "xtreme/panx"])
+def test_the_folder_itself_or_one_above(place: str) -> None:
+    files = find_xtreme_files(DATA / place, "panx", 2)
+    assert files is not None
+    assert sorted(files.train) == ["de", "en"]
+    assert files.tested == ["de", "en", "zh"]
+    assert files.to_test("zh") == (DATA / "xtreme" / "panx" / "dev-zh.tsv",)
+
+
+def test_another_set_is_not_taken() -> None:
+    assert find_xtreme_files(DATA / "xtreme" / "panx", "udpos", 2) is None
+
+
+def test_tests_without_labels_are_counted_not_used(tmp_path: Path) -> None:
+    (tmp_path / "dev-en.tsv").write_text("a\tO\n", encoding="utf-8")
+    (tmp_path / "dev-de.tsv").write_text("a\tO\n", encoding="utf-8")
+    (tmp_path / "test-en.tsv").write_text("a\n", encoding="utf-8")
+    (tmp_path / "test-de.tsv.xz").write_bytes(lzma.compress(b"a\tO\n"))
+    files = find_xtreme_files(tmp_path, "panx", 2)
+    assert files is not None and files.unlabelled == 1
+    assert files.to_test("en") == (tmp_path / "dev-en.tsv",)
+    assert files.to_test("de") == (tmp_path / "test-de.tsv.xz",)
+
+
+def test_translated_training_files(tmp_path: Path) -> None:
+    (tmp_path / "translate-train").mkdir()
+    (tmp_path / "train-en.tsv").touch()
+    (tmp_path / "translate-train" / "en-de-translated.tsv").touch()
+    (tmp_path / "translate-train" / "train-fr.tsv.gz").touch()
+    files = find_xtreme_files(tmp_path, "xnli", 3)
+    assert files is not None and sorted(files.train) == ["de", "en", "fr"]
+
+
+def test_one_file_twice(tmp_path: Path) -> None:
+    (tmp_path / "dev-en.tsv").touch()
+    (tmp_path / "dev-en.tsv.xz").touch()
+    with pytest.raises(InputError, match="is there too"):
+        find_xtreme_files(tmp_path, "xnli", 3)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        find_xtreme_files(tmp_path / "none", "xnli", 3)
+
+
+def test_treebanks(tmp_path: Path) -> None:
+    for name in ("en_ewt-ud-train", "en_gum-ud-train", "vi_vtb-ud-dev", "vi_vtb-ud-test"):
+        (tmp_path / f"{name}.conllu.xz").touch()
+    files = find_treebanks(tmp_path)
+    assert files is not None
+    assert len(files.train["en"]) == 2 and files.tested == ["vi"]
+    assert files.to_test("vi") == (tmp_path / "vi_vtb-ud-test.conllu.xz",)
