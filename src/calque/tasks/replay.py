@@ -25,6 +25,7 @@ class Replayed:
     def __init__(self, follow: Callable[[Any], Tensor]) -> None:
         self.follow = follow
         self.n_taken = 0
+        self.stream: torch.cuda.Stream | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batch: Any = None
         self.loss: Tensor | None = None
@@ -44,11 +45,13 @@ class Replayed:
         return self.loss.clone()
 
     def _warm_up(self, batch: Any) -> Tensor:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        """Take an update beside the main stream, as recording wants it."""
+        if self.stream is None:
+            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             loss = self.follow(batch)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
         return loss
 
     def _record(self, batch: Any) -> None:

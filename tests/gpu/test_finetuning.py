@@ -1,0 +1,128 @@
+"""On a GPU: fine-tuning in half precision, recorded or not, against single on the CPU."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from calque.models.encoder import Encoder
+from calque.tasks.classification import TextClassifier, encode_texts
+from calque.tasks.finetuning import FineTuned, fine_tune
+from calque.tasks.head_task import HeadModel
+from calque.tasks.tag_examples import TagExamples, encode_tagged
+from calque.tasks.tagger import Tagger
+from calque.tasks.task_settings import TaskSettings
+from calque.text.labelled import read_pairs
+from calque.text.tagged import read_tagged
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+DATA = Path(__file__).parents[1] / "data" / "xtreme"
+# Without dropout, so that devices that draw otherwise can be compared.
+PLAIN = TaskSettings(
+    epochs=4,
+    learning_rate=5e-4,
+    head_learning_rate=3e-3,
+    batch_tokens=256,
+    dropout=0.0,
+    body_dropout=0.0,
+)
+
+
+def copy_encoder(encoder: Encoder, device: str) -> Encoder:
+    return Encoder(deepcopy(encoder.model), encoder.tokenizer).to(device)
+
+
+def read_words(encoder: Encoder) -> tuple[TagExamples, list[str]]:
+    sentences = read_tagged(DATA / "udpos" / "train-en.tsv")
+    names = sorted({tag for sentence in sentences for tag in sentence.tags})
+    return encode_tagged(encoder.tokenizer, sentences, names, longest=128, overlap=0.2), names
+
+
+def tune_tagger(
+    encoder: Encoder, device: str, settings: TaskSettings, seed: int = 0
+) -> tuple[FineTuned, HeadModel]:
+    examples, names = read_words(encoder)
+    generator = torch.Generator().manual_seed(0)
+    tagger = Tagger(copy_encoder(encoder, device), names, settings, generator)
+    return fine_tune(tagger, examples, settings, seed=seed), tagger
+
+
+@pytest.mark.parametrize("head", ["linear", "crf"])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_half_precision_learns_as_single_on_the_cpu(
+    tiny_encoder: Encoder, head: str, graphs: bool
+) -> None:
+    settings = replace(PLAIN, head=head, graphs=graphs)  # type: ignore[arg-type]
+    expected, _ = tune_tagger(tiny_encoder, "cpu", settings)
+    found, _ = tune_tagger(tiny_encoder, "cuda", settings)
+    assert found.losses[-1] < 0.9 * found.losses[0]
+    assert found.losses == pytest.approx(expected.losses, rel=0.03)
+
+
+@pytest.mark.parametrize("setting", ["zero-shot", "features"])
+def test_a_recorded_update_is_the_update(tiny_encoder: Encoder, setting: str) -> None:
+    settings = replace(PLAIN, precision="fp32", setting=setting)  # type: ignore[arg-type]
+    plain, plain_model = tune_tagger(tiny_encoder, "cuda", settings)
+    replayed, model = tune_tagger(tiny_encoder, "cuda", replace(settings, graphs=True))
+    assert replayed.losses == pytest.approx(plain.losses, rel=1e-4)
+    for found, expected in zip(model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-2)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_the_seed_decides(tiny_encoder: Encoder, graphs: bool) -> None:
+    settings = replace(PLAIN, dropout=0.1, body_dropout=0.1, graphs=graphs)
+    state = torch.cuda.get_rng_state()
+    reports = [tune_tagger(tiny_encoder, "cuda", settings, seed)[0] for seed in (0, 0, 1)]
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert reports[0].losses == reports[1].losses != reports[2].losses
+
+
+def test_recorded_dropout_differs_from_update_to_update(tiny_encoder: Encoder) -> None:
+    """With no learning the loss changes only by what dropout draws."""
+    settings = replace(
+        PLAIN,
+        learning_rate=1e-30,
+        head_learning_rate=1e-30,
+        weight_decay=0.0,
+        dropout=0.5,
+        batch_tokens=1 << 14,
+        epochs=8,
+        graphs=True,
+    )
+    losses = tune_tagger(tiny_encoder, "cuda", settings)[0].losses
+    assert len(set(losses)) == 8
+
+
+@pytest.mark.filterwarnings("ignore:.*ynchronization debug mode")
+@pytest.mark.parametrize("graphs", [False, True])
+def test_no_update_waits_for_the_device(tiny_encoder: Encoder, graphs: bool) -> None:
+    pairs = read_pairs(DATA / "xnli" / "dev-en.tsv")
+    classes = sorted({pair.label for pair in pairs})
+    examples = encode_texts(tiny_encoder.tokenizer, pairs, classes, 128)
+    settings = replace(PLAIN, epochs=2, dropout=0.1, body_dropout=0.1, graphs=graphs)
+    encoder = copy_encoder(tiny_encoder, "cuda")
+    model = TextClassifier(encoder, 3, settings, torch.Generator().manual_seed(0))
+    done: list[int] = []
+
+    def watch(number: int, total: int) -> None:
+        done.append(number)
+        # Recording itself waits, once; what comes after it in the epoch must not.
+        if number == 5:
+            torch.cuda.set_sync_debug_mode("error")
+        if number == total // 2 - 1:
+            torch.cuda.set_sync_debug_mode("default")
+
+    try:
+        fine_tune(model, examples, settings, seed=0, on_progress=watch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(done) > 12
