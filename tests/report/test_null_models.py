@@ -27,15 +27,20 @@ def draw_side(
     seeds: float,
     items: float,
 ) -> Side:
-    """A model is right on an item with a chance of the item, the model's own way, and the seed."""
+    """A model is right on an item with a chance of the item, the model's own way, and the seed.
+
+    Without a deviation of seeds there are none: one model, scored as it is.
+    """
+    n_seeds = N_SEEDS if seeds else 1
     own = generator.normal(0, items, ease.shape)
-    luck = generator.normal(0, seeds, (N_SEEDS, 1, 1))
-    luck = luck + generator.normal(0, seeds, (N_SEEDS, len(ease), 1))
+    luck = generator.normal(0, seeds, (n_seeds, 1, 1))
+    luck = luck + generator.normal(0, seeds, (n_seeds, len(ease), 1))
     chance = 1 / (1 + np.exp(-(ease + own + shift + luck)))
     hits = (generator.random(chance.shape) < chance).astype(float)
-    ones = np.ones((N_SEEDS, N_ITEMS))
+    ones = np.ones((n_seeds, N_ITEMS))
     tables = {name: ItemTable(hits[:, k], ones) for k, name in enumerate(LANGUAGES)}
-    return Side(name, tuple(range(N_SEEDS)), 100 * hits.mean(2), tables, fixed=False)
+    numbers = tuple(range(n_seeds)) if seeds else (None,)
+    return Side(name, numbers, 100 * hits.mean(2), tables, fixed=not seeds)
 
 
 def draw_grid(
@@ -84,6 +89,17 @@ def test_equal_models_are_called_equal(seeds: float, items: float) -> None:
     if max(seeds, items) > 0.2 and seeds != 0.1:
         n_naive = sum(p is not None and p <= 0.05 for p in naive)
         assert n_naive > stats.binom.ppf(0.9999, len(every), 0.05)
+
+
+def test_equal_models_without_seeds_are_called_equal() -> None:
+    generator = np.random.default_rng(22)
+    grids = [draw_grid(generator, shift=0.0, seeds=0.0, items=0.5) for _ in range(N_GRIDS)]
+    most = stats.binom.ppf(0.99, N_GRIDS, 0.05)
+    assert sum(is_alarm(overall) for overall, _ in grids) <= most
+    assert sum(is_alarm(cells) for _, cells in grids) <= most
+    raw = [each.p for overall, _ in grids for each in overall if each.p is not None]
+    low, high = stats.binom.ppf([0.005, 0.995], len(raw), 0.05)
+    assert low <= sum(p <= 0.05 for p in raw) <= high  # exact, not merely careful
 
 
 def test_a_better_model_is_called_better() -> None:

@@ -1,0 +1,49 @@
+"""Verdicts on drawn models: how often equal ones are called unequal, by which rule.
+
+    python benchmarks/null_models.py --grids 1000
+
+Each grid has 4 tasks in 3 languages, 5 seeds and 100 items a language, drawn as in
+tests/report/test_null_models.py. A rule fails in a grid if it calls anything better or worse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from calque.report.comparison import Comparison
+
+TEST = Path(__file__).parents[1] / "tests" / "report" / "test_null_models.py"
+# The deviations of seeds and of models' own ways with items, in logits.
+CASES = {"both": (0.1, 0.5), "seeds": (0.3, 0.2), "items": (0.02, 1.0), "no seeds": (0.0, 0.5)}
+RULES: dict[str, Callable[[Comparison], bool]] = {
+    "verdict": lambda c: c.category in ("helps", "hurts"),
+    "one standard deviation": lambda c: c.rule in ("above", "below"),
+    "paired t over seeds, p ≤ 0.05": lambda c: c.p_seeds is not None and c.p_seeds <= 0.05,
+    "items alone, p ≤ 0.05": lambda c: c.p_items is not None and c.p_items <= 0.05,
+    "resampled interval without 0": lambda c: (c.item_low or 0) > 0 or (c.item_high or 0) < 0,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--grids", type=int, default=1000)
+    options = parser.parse_args()
+    draw_grid = runpy.run_path(str(TEST))["draw_grid"]
+    for case, (seeds, items) in CASES.items():
+        generator, fails = np.random.default_rng(1), Counter[str]()
+        for _ in range(options.grids):
+            overall, cells = draw_grid(generator, shift=0.0, seeds=seeds, items=items)
+            fails.update({name for name, rule in RULES.items() if any(map(rule, overall))})
+            fails.update({"verdict by language"} if any(map(RULES["verdict"], cells)) else ())
+        for name in ("verdict", "verdict by language", *list(RULES)[1:]):
+            print(f"{case}: {name}: {100 * fails[name] / options.grids:.1f} % of grids")
+
+
+if __name__ == "__main__":
+    main()
