@@ -124,6 +124,7 @@ def test_the_paper_s_rule() -> None:
     assert judge_by_deviation(Spread(53.1, 0.6, 5), mbert) == "above"
     assert judge_by_deviation(Spread(52.2 + 0.1, 0.7, 5), mbert) == "within"
     assert judge_by_deviation(Spread(51.0, 0.7, 5), mbert) == "below"
+    assert judge_by_deviation(Spread(53.1, 0.6, 5), mbert, 0.6) == "within"
     assert judge_by_deviation(Spread(51.0, 0.7, 5), Spread(52.6, None, 1)) is None
     assert judge_by_deviation(Spread(51.0, 0.7, 5), describe([52.6], fixed=True)) is None
 

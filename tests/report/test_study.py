@@ -48,6 +48,10 @@ def test_means_tests_and_verdicts(drawn: Results) -> None:
         }
         c = task.models["better"].overall
         assert c.category == "helps" and c.rule == "above"
+        by_language = [np.std(list(by.values()), ddof=1) for by in task.scores["base"].values()]
+        same = task.models["same"].overall
+        is_within = abs(same.difference) <= np.mean(by_language)
+        assert (same.rule == "within") == is_within
         assert (c.model.mean, c.model.deviation) == pytest.approx(
             (values["better"].mean(), values["better"].std(ddof=1))
         )
