@@ -191,6 +191,16 @@ def test_a_model_with_seeds_against_one_without(tmp_path: Path) -> None:
     assert c.category == "helps" and not c.paired and c.n_seeds == 5 and c.baseline.fixed
 
 
+def test_scores_without_a_seed_beside_others(drawn: Results) -> None:
+    extra = [replace(row, seed=None, value=0.0) for row in drawn.rows if row.seed == 1]
+    mixed = Results([*drawn.rows, *extra], [])
+    study = make_study(mixed, "base", models=["same"], tasks=["pos"], judging=FEW)
+    note = "pos, same: scores without a seed beside others with one are left out"
+    assert study.notes == [note]
+    pure = make_study(drawn, "base", models=["same"], tasks=["pos"], judging=FEW)
+    assert study.tasks[0].models["same"].overall == pure.tasks[0].models["same"].overall
+
+
 def test_languages_that_a_run_lacks_are_left_out(drawn: Results) -> None:
     rows = change(drawn, lambda r: not (r.model == "same" and r.seed == 3 and r.language == "ja"))
     study = make_study(rows, "base", models=["same"], tasks=["pos"], judging=FEW)

@@ -61,6 +61,8 @@ def pair_models(task: str, model: ModelRows, baseline: ModelRows) -> Pair | None
     left_out = len(_own_seeds(model)) - len(mine) + len(_own_seeds(baseline)) - len(theirs)
     if left_out:
         notes.append(f"{left_out} of the seeds are one model's alone and left out")
+    if any(None in side and len(side) > 1 for side in (model, baseline)):
+        notes.append("scores without a seed beside others with one are left out")
     sets = [set(model[seed]) for seed in mine] + [set(baseline[seed]) for seed in theirs]
     union = dict.fromkeys(
         name for side in (baseline, model) for seed in side for name in side[seed]

@@ -119,6 +119,11 @@ def read_items(row: Row) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float6
     return above, below
 
 
+def forget_items() -> None:
+    """Free the memory of files that were read: their languages have been taken out."""
+    _load.cache_clear()
+
+
 def _read_file(path: Path) -> Iterator[Row | Failure | None]:
     """Give the rows of a file, and None for a last line without its end."""
     try:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from calque.report.comparison import Comparison, Scope, compare, weigh_gap, weigh_mean
 from calque.report.item_bootstrap import ItemTable, resample_scores
 from calque.report.pairing import ModelRows, Pair, pair_models
-from calque.report.results import Results, Row
+from calque.report.results import Results, Row, forget_items
 from calque.report.results_notes import describe_failures, describe_files, describe_mixtures
 from calque.report.statistics import Correction
 from calque.report.verdict import judge
@@ -132,6 +132,7 @@ def _study_task(
         shown = ", ".join(sorted({name for name, _ in metrics}))
         raise InputError(f"{task} has several metrics: {shown}", fix="compare like with like")
     made = {name: pair_models(task, by_model[name], by_model[baseline]) for name in there}
+    forget_items()
     pairs = {name: pair for name, pair in made.items() if pair is not None}
     if not pairs:
         return None
