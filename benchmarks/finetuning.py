@@ -176,7 +176,11 @@ def train_with_trainer(job: Job, options: argparse.Namespace, sampling: str) -> 
     if job.task != "xnli":
         classify = transformers.AutoModelForTokenClassification
         collate = transformers.DataCollatorForTokenClassification(encoder.tokenizer)
-    model = classify.from_pretrained(encoder.folder, num_labels=len(job.labels))
+    # Single precision, whatever the file has: half-precision weights would learn worse and, on a
+    # CPU, be many times slower.
+    model = classify.from_pretrained(
+        encoder.folder, num_labels=len(job.labels), dtype=torch.float32
+    )
     lengths = job.examples.lengths
     with tempfile.TemporaryDirectory() as scratch:
         arguments = transformers.TrainingArguments(
