@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     Bools = npt.NDArray[np.bool_]
 
 NEIGHBORS = 4
-# Sets of more products are scored at one layer alone: the others would take as long each.
-MAX_SWEPT = 1 << 28
 
 
 def list_languages(data: Path, settings: TaskSettings) -> list[str]:
@@ -96,21 +94,12 @@ class _Mined:
 def _measure_language(
     encoder: Encoder, name: str, tests: list[MiningTest], layer: int | None
 ) -> Outcome:
-    own, finish = choose_output(encoder, layer, raw=False)
-    n_products = max(len(test.src) * len(test.tgt) for test in tests)
-    numbers = list(range(encoder.n_layers + 1)) if n_products <= MAX_SWEPT else [own]
-    sides = [[_embed(encoder, text, numbers) for text in (test.src, test.tgt)] for test in tests]
-    layers = {}
-    for number in numbers:
-        mined = [
-            _mine(encoder, test, [vectors[number] for vectors, _ in both])
-            for test, both in zip(tests, sides, strict=True)
-        ]
-        layers[number] = _count(mined[0], _choose_kept(mined)).score
-    mined = [
-        _mine(encoder, test, [finish(vectors[own]) for vectors, _ in both])
-        for test, both in zip(tests, sides, strict=True)
-    ]
+    number, finish = choose_output(encoder, layer, raw=False)
+    mined, n_windowed = [], 0
+    for test in tests:
+        sides = [_embed(encoder, text, number) for text in (test.src, test.tgt)]
+        mined.append(_mine(encoder, test, [finish(vectors) for vectors, _ in sides]))
+        n_windowed += sum(report.n_long for _, report in sides)
     found, everything = mined[0], np.ones(mined[0].n_src, dtype=np.bool_)
     kept = _choose_kept(mined)
     items = _count(found, kept)
@@ -123,28 +112,25 @@ def _measure_language(
         "f1_best": best.score,
     }
     counts = {
-        "layer": own,
+        "layer": number,
         "src_sentences": len(tests[0].src),
         "tgt_sentences": len(tests[0].tgt),
         "gold_pairs": n_gold,
         "mined_pairs": n_kept,
         "repeated_sentences": tests[0].n_duplicates,
         "folds": 2 if len(tests) == 1 else 0,
-        "in_windows": sum(report.n_long for _, report in sides[0]),
+        "in_windows": n_windowed,
     }
-    return Outcome(name, metrics, len(items.numerators), items, layers, counts)
+    return Outcome(name, metrics, len(items.numerators), items, counts=counts)
 
 
-def _embed(
-    encoder: Encoder, sentences: Sequence[str], layers: Sequence[int]
-) -> tuple[dict[int, Vectors], EmbedReport]:
-    parts: dict[int, list[Vectors]] = {layer: [] for layer in layers}
+def _embed(encoder: Encoder, sentences: Sequence[str], layer: int) -> tuple[Vectors, EmbedReport]:
+    parts: list[Vectors] = []
     report = EmbedReport()
-    for block in embed_blocks(encoder, sentences, layers):
-        for layer, vectors in block.vectors.items():
-            parts[layer].append(vectors)
+    for block in embed_blocks(encoder, sentences, [layer]):
+        parts.append(block.vectors[layer])
         report += block.report
-    return {layer: np.concatenate(part) for layer, part in parts.items()}, report
+    return np.concatenate(parts), report
 
 
 def _mine(encoder: Encoder, test: MiningTest, sides: list[Vectors]) -> _Mined:
