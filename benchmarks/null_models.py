@@ -20,7 +20,7 @@ from calque.report.comparison import Comparison
 
 TEST = Path(__file__).parents[1] / "tests" / "report" / "test_null_models.py"
 # The deviations of seeds and of models' own ways with items, in logits.
-CASES = {"both": (0.1, 0.5), "seeds": (0.3, 0.2), "items": (0.02, 1.0), "no seeds": (0.0, 0.5)}
+CASES = {"both": (0.1, 0.5), "seeds": (0.3, 0.2), "items": (0.01, 2.0), "no seeds": (0.0, 0.5)}
 RULES: dict[str, Callable[[Comparison], bool]] = {
     "verdict": lambda c: c.category in ("helps", "hurts"),
     "one standard deviation": lambda c: c.rule in ("above", "below"),
