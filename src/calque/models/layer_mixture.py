@@ -112,7 +112,8 @@ def mix_layers(
 
 def make_linear(n_in: int, n_out: int, generator: torch.Generator) -> nn.Linear:
     """Make a linear layer as BERT's begin: N(0, 0.02²), no bias at first."""
-    layer = nn.utils.skip_init(nn.Linear, n_in, n_out)  # else it would draw from all's generator
+    # Its own beginning would draw from the generator that all share.
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, n_in, n_out)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         layer.weight.normal_(0, DEVIATION, generator=generator)
         layer.bias.zero_()
