@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Contraction:
-    """A graph one of whose cycles became a single node, the last, and the way back.
+    """A cycle that became one node, its first, and the way back.
 
-    `leaving[k]` is the best head inside the cycle for the k-th kept node, `entering[k]` the node
-    of the cycle that the k-th kept node would be head of.
+    `heads` are those of its nodes along the cycle; `leaving[d]` is the best head inside for node d,
+    `entering[h]` the node inside that h would be head of.
     """
 
+    cycle: IntArray
     heads: IntArray
-    kept: IntArray
     leaving: IntArray
     entering: IntArray
 
@@ -91,63 +91,69 @@ def find_best_tree(scores: Float[np.ndarray, "words heads"]) -> Int[np.ndarray, 
 
 
 def _find_arborescence(scores: Float[np.ndarray, "nodes nodes"]) -> IntArray:
-    """Give every node but the first its head: take the best ones, and contract while they turn."""
-    contractions: list[_Contraction] = []
-    while True:
-        heads: IntArray = scores.argmax(axis=1)
+    """Give every node but the first its head: follow the best ones, and contract where they turn.
+
+    Contracting changes no other node's best head, so that only the new node has to be looked at.
+    """
+    graph = _Graph(scores)
+    is_done = [False] * len(scores)
+    is_done[0] = True
+    for start in range(1, len(scores)):
+        node, path = graph.find(start), list[int]()
+        while not is_done[node]:
+            if node in path:
+                cycle = path[path.index(node) :]
+                del path[-len(cycle) :]
+                node = graph.contract(cycle)
+            else:
+                path.append(node)
+                node = graph.find(graph.heads[node])
+        for node in path:
+            is_done[node] = True
+    return graph.expand()
+
+
+class _Graph:
+    """Scores of heads, of which contracting keeps one node a cycle, and everyone's best head."""
+
+    def __init__(self, scores: Float[np.ndarray, "nodes nodes"]) -> None:
+        self.scores = scores.copy()
+        self.heads: list[int] = scores.argmax(axis=1).tolist()
+        self.parts_of = list(range(len(scores)))
+        self.steps: list[_Contraction] = []
+
+    def find(self, node: int) -> int:
+        """Give the node that a node has become a part of, or itself."""
+        while self.parts_of[node] != node:
+            self.parts_of[node] = node = self.parts_of[self.parts_of[node]]
+        return node
+
+    def contract(self, nodes: list[int]) -> int:
+        """Make a cycle one node: as a head it is its best, as a word what breaking it gains."""
+        cycle = np.array(nodes)
+        heads = np.array([self.find(self.heads[node]) for node in nodes])
+        as_heads = self.scores[:, cycle]
+        as_words = self.scores[cycle] - self.scores[cycle, heads][:, None]
+        leaving, entering = as_heads.argmax(axis=1), as_words.argmax(axis=0)
+        self.steps.append(_Contraction(cycle, heads, cycle[leaving], cycle[entering]))
+        whole, rest = nodes[0], cycle[1:]
+        self.scores[whole] = as_words.max(axis=0)
+        self.scores[:, whole] = as_heads.max(axis=1)
+        self.scores[:, rest] = -np.inf
+        self.scores[whole, whole] = -np.inf
+        for node in nodes:
+            self.parts_of[node] = whole
+        self.heads[whole] = int(self.scores[whole].argmax())
+        return whole
+
+    def expand(self) -> IntArray:
+        """Undo all contractions, the last first, and break each cycle where it pays most."""
+        heads = np.array([self.find(head) for head in self.heads])
         heads[0] = 0
-        cycle = _find_cycle(heads.tolist())
-        if not cycle:
-            break
-        scores, step = _contract(scores, heads, np.array(sorted(cycle)))
-        contractions.append(step)
-    for step in reversed(contractions):
-        heads = _expand(heads, step)
-    return heads
-
-
-def _find_cycle(heads: list[int]) -> list[int]:
-    """List the nodes of some cycle, none if all lead to node 0."""
-    visited = [0] * len(heads)
-    visited[0] = -1
-    for start in range(1, len(heads)):
-        node = start
-        while not visited[node]:
-            visited[node] = start
-            node = heads[node]
-        if visited[node] == start:
-            cycle = [node]
-            while (node := heads[node]) != cycle[0]:
-                cycle.append(node)
-            return cycle
-    return []
-
-
-def _contract(
-    scores: Float[np.ndarray, "nodes nodes"], heads: IntArray, cycle: IntArray
-) -> tuple[Float[np.ndarray, "fewer fewer"], _Contraction]:
-    """Make a cycle one node: as a head it is its best, as a word what breaking it there gains."""
-    is_kept = np.ones(len(scores), dtype=bool)
-    is_kept[cycle] = False
-    kept = np.flatnonzero(is_kept)
-    from_cycle = scores[np.ix_(kept, cycle)]
-    into_cycle = scores[np.ix_(cycle, kept)] - scores[cycle, heads[cycle]][:, None]
-    n_kept = len(kept)
-    fewer = np.full((n_kept + 1, n_kept + 1), -np.inf)
-    fewer[:n_kept, :n_kept] = scores[np.ix_(kept, kept)]
-    fewer[:n_kept, n_kept] = from_cycle.max(axis=1)
-    fewer[n_kept, :n_kept] = into_cycle.max(axis=0)
-    leaving, entering = cycle[from_cycle.argmax(axis=1)], cycle[into_cycle.argmax(axis=0)]
-    return fewer, _Contraction(heads, kept, leaving, entering)
-
-
-def _expand(found: IntArray, step: _Contraction) -> IntArray:
-    """Carry heads of the smaller graph over to the larger, and break the cycle where it pays."""
-    n_kept = len(step.kept)
-    heads = step.heads.copy()
-    is_inside = found[:n_kept] == n_kept
-    outside = step.kept[np.minimum(found[:n_kept], n_kept - 1)]
-    heads[step.kept] = np.where(is_inside, step.leaving, outside)
-    above = int(found[n_kept])
-    heads[step.entering[above]] = step.kept[above]
-    return heads
+        for step in reversed(self.steps):
+            whole = step.cycle[0]
+            above = heads[whole]
+            heads = np.where(heads == whole, step.leaving, heads)
+            heads[step.cycle] = step.heads
+            heads[step.entering[above]] = above
+        return heads
