@@ -82,27 +82,42 @@ def test_seeds_are_averaged_and_languages_with_as_many_items_kept_together() -> 
     )
 
 
-def test_swapping_is_mcnemar_s() -> None:
+def test_the_test_is_mcnemar_s() -> None:
     ours = mark_hits([1] * 30 + [1] * 12 + [0] * 4 + [0] * 20)
     theirs = mark_hits([1] * 30 + [0] * 12 + [1] * 4 + [0] * 20)
-    error = measure_item_errors({"de": ours}, {"de": theirs}, {"de": 1.0}).swapping
+    error = measure_item_errors({"de": ours}, {"de": theirs}, {"de": 1.0}).testing
     difference = ours.scores[0] - theirs.scores[0]
     expected = mcnemar([[30, 12], [4, 20]], exact=False, correction=False)
     assert (difference / error.se) ** 2 == pytest.approx(expected.statistic)
-    assert error.df == 15
+    assert error.df == pytest.approx(15)
     # With t instead of the normal curve, a few items are judged more carefully.
     assert expected.pvalue < find_p(difference, error) < 0.1
 
 
 def test_a_handful_of_items_proves_nothing() -> None:
-    """Three items of three better: resampling has no spread at all, swapping does."""
+    """Three items of three better: resampling has no spread at all, the test does."""
     errors = measure_item_errors(
         {"de": mark_hits([1, 1, 1])}, {"de": mark_hits([0, 0, 0])}, {"de": 1.0}
     )
     assert errors.resampling.se == 0
-    assert find_p(100.0, errors.swapping) > 0.2
+    assert find_p(100.0, errors.testing) > 0.2
     one = measure_item_errors({"de": mark_hits([1])}, {"de": mark_hits([0])}, {"de": 1.0})
-    assert math.isinf(one.resampling.se) and find_p(100.0, one.swapping) == 1.0
+    assert math.isinf(one.resampling.se) and find_p(100.0, one.testing) == 1.0
+
+
+def test_a_contrast_of_languages_that_all_changed() -> None:
+    """Both languages lost 40 points: that says nothing against their gap being as it was."""
+    generator = np.random.default_rng(5)
+    lengths = {"en": generator.integers(1, 40, 90), "de": generator.integers(1, 40, 120)}
+
+    def draw(rate: float) -> dict[str, ItemTable]:
+        return {
+            name: ItemTable(generator.binomial(below, rate)[None] * 1.0, below[None] * 1.0)
+            for name, below in lengths.items()
+        }
+
+    errors = measure_item_errors(draw(0.4), draw(0.8), {"en": 1.0, "de": -1.0})
+    assert errors.testing.se == pytest.approx(errors.resampling.se, rel=0.05)
 
 
 def test_what_lasts_is_what_all_seeds_share() -> None:

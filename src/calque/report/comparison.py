@@ -144,7 +144,7 @@ def compare(
         p,
         None if seeds is None else find_p(difference, seeds),
         p_flips,
-        None if items is None else find_p(difference, items.swapping),
+        None if items is None else find_p(difference, items.testing),
         low_item,
         high_item,
         sum(pair.model.tables[each].n_items for each in weights) if items else 0,
@@ -176,15 +176,15 @@ def _conclude(
     if items is None:
         tests = spans = [] if seeds is None else [seeds]
     elif seeds is None:
-        tests, spans = [items.swapping], [items.resampling]
+        tests, spans = [items.testing], [items.resampling]
     else:
         spans = [seeds, add_errors(seeds, items.resampling)]
-        tests = [*spans, items.swapping]
+        tests = [*spans, items.testing]
     if not tests:
         return None, None, None
     p = max(find_p(difference, error) for error in tests)
     if p > alpha and items is not None:
-        spans = [*spans, items.swapping]  # an interval without 0 would contradict the test
+        spans = [*spans, items.testing]  # an interval without 0 would contradict the test
     half = max(find_half_width(error, alpha) for error in spans)
     return p, difference - half, difference + half
 

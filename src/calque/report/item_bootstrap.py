@@ -37,13 +37,13 @@ class ItemTable:
 class ItemErrors:
     """Errors over items of a difference between two models.
 
-    `resampling` is that of drawing other items, for intervals. `swapping` is that of a test in
-    which the two models may change places on any item: for accuracies, McNemar's. `lasting` is
-    the part of the first that more seeds would not average away.
+    `resampling` is that of drawing other items, for intervals. `testing` is that of the test
+    that there is no difference: for accuracies in one language, McNemar's. `lasting` is the part
+    of the first that more seeds would not average away.
     """
 
     resampling: Error
-    swapping: Error
+    testing: Error
     lasting: Error
 
 
@@ -69,21 +69,34 @@ def measure_item_errors(
     alike: dict[int, list[str]] = defaultdict(list)
     for language in weights:
         alike[model[language].n_items].append(language)
-    spreads, lasting, swaps = [], [], []
+    spreads, lasting, all_shares = [], [], []
     for n_items, languages in alike.items():
         own = [_weigh_shares(side, weights, languages) for side in (model, baseline)]
-        total = float(((own[0].mean(0) - own[1].mean(0)) ** 2).sum())
-        passing = sum(
-            float(shares.var(0, ddof=1).sum()) / len(shares) for shares in own if len(shares) > 1
-        )
+        shares = own[0].mean(0) - own[1].mean(0)
+        total = float((shares**2).sum())
+        passing = sum(float(each.var(0, ddof=1).sum()) / len(each) for each in own if len(each) > 1)
         spreads.append(_to_error(total, n_items))
         lasting.append(_to_error(max(0.0, total - passing), n_items))
-        shares = [weights[name] * _swap(model[name], baseline[name]) for name in languages]
-        swaps.append(np.sum(shares, axis=0))
-    everything = np.concatenate(swaps)
-    n_different = int((np.abs(everything) > TINY / len(everything)).sum())
-    swapping = Error(float(np.sqrt((everything**2).sum())), n_different - 1)
-    return ItemErrors(add_errors(*spreads), swapping, add_errors(*lasting))
+        all_shares.append(shares)
+    difference = sum(
+        weight * (model[name].scores.mean() - baseline[name].scores.mean())
+        for name, weight in weights.items()
+    )
+    testing = _test_shares(np.concatenate(all_shares), float(difference))
+    return ItemErrors(add_errors(*spreads), testing, add_errors(*lasting))
+
+
+def _test_shares(shares: Vector, difference: float) -> Error:
+    """Give the error that shares have if there is no difference: theirs of it counts as chance.
+
+    The number of items that matter, (Σ w²)² / Σ w⁴, is that of those that differ where all
+    differ alike, as in accuracies.
+    """
+    whole = shares + difference / len(shares)  # adds up to the difference
+    squares = float((whole**2).sum())
+    if squares <= TINY**2:
+        return Error(0.0, 1)
+    return Error(float(np.sqrt(squares)), squares**2 / float((whole**4).sum()) - 1)
 
 
 def _weigh_shares(
@@ -91,12 +104,6 @@ def _weigh_shares(
 ) -> npt.NDArray[np.float64]:
     shares = [weights[name] * share_out(side[name], side[name].scores) for name in languages]
     return np.asarray(np.sum(shares, axis=0))
-
-
-def _swap(model: ItemTable, baseline: ItemTable) -> Vector:
-    """Give each item's share of the difference; they add up to all of it."""
-    middle = (model.scores.mean() + baseline.scores.mean()) / 2
-    return np.asarray(share_out(model, middle).mean(0) - share_out(baseline, middle).mean(0))
 
 
 def resample_scores(

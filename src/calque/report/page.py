@@ -25,7 +25,7 @@ from calque.report.verdict import count_verdicts, name_category, say, show_diffe
 HOW = (
     "A verdict needs three things at once: the difference stands out from how much seeds differ"
     " (t-test, paired by seed where seeds are shared), from how much test items differ (each"
-    " item's share of the score, the two models swapped at random), and from both together"
+    " item's share of the difference; for accuracies McNemar's test), and from both together"
     " (min F′, Clark 1973). The largest of the three p counts, corrected for the number of"
     " comparisons; by-language marks are corrected over all languages and tasks. Intervals take"
     " both errors together. Where no seed matters, items alone decide, and where items are"
