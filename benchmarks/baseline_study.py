@@ -23,6 +23,7 @@ import tarfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from typing import Any
 MODEL = "calque-mini"
 RESULTS, PACKED, SITTINGS = "results", "study.tar.xz", "sittings.jsonl"
 MOST_MIB = 25
+# Where a dev set must be learnt from, for want of a training set, there are few updates an epoch.
+DEFAULTS = {"xnli": {"epochs": 10}, "pawsx": {"epochs": 10}}
 SPARE_SECONDS = 15  # to stop workers and pack the results
 
 
@@ -160,6 +163,8 @@ def run(options: argparse.Namespace) -> int:
     kinds = find_tasks(data)
     if options.tasks:
         kinds = {name: kinds[name] for name in options.tasks.split(",")}
+    for name in kinds.keys() & DEFAULTS.keys():
+        kinds[name] = replace(kinds[name], defaults={**kinds[name].defaults, **DEFAULTS[name]})
     floor = f"random:{options.model}"
     models = options.models.split(",") if options.models else [options.model, floor]
     chosen: dict[str, Any] = {"test_examples": options.test_examples}
