@@ -101,6 +101,21 @@ def test_bad_requests_are_one_line(
     assert problem in error
 
 
+def test_real_results_as_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    """What docs/comparing.md shows is what comes out, table and words."""
+    tests = Path(__file__).parents[1]
+    assert run(["compare", str(tests / "data" / "results"), "--baseline", "calque-mini"]) == 0
+    shown = capsys.readouterr()
+    lines = {" ".join(line.split()) for line in shown.out.splitlines()}
+    page = (tests.parent / "docs" / "comparing.md").read_text("utf-8")
+    example = re.search(r"```\n( language .*?)```", page, re.S)
+    assert example is not None
+    documented = [" ".join(line.split()) for line in example[1].splitlines() if "─" not in line]
+    assert len(documented) > 10
+    assert [line for line in documented if line not in lines] == []
+    assert shown.err == "calque: mind: 1 cell missing: random:calque-mini, tatoeba\n"
+
+
 def test_bad_rows_write_nothing(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
