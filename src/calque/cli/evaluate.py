@@ -88,12 +88,13 @@ def evaluate(
     Tasks of folders with static vectors in one space, a file a language, such as `calque map`
     writes: lexicon_induction (finding words' translations), word_similarity (against people's).
 
-    With --seeds, or a folder as RESULTS, all of them and tasks that are trained make a grid of
-    models, tasks and seeds: see docs/evaluating.md. It goes on where it was stopped.
-    `random:NAME` is a model with random weights, NAME=FOLDER gives a model a name.
+    With --seeds, or a folder as RESULTS, these and tasks that are learnt (pos, ner, parsing, xnli,
+    pawsx, reviews, xquad, mlqa, tydiqa) and bucc (mining) make a grid of models, tasks and seeds,
+    which goes on where it was stopped and which `calque compare` reads. There, `random:NAME` is a
+    model with random weights, and NAME=FOLDER gives a model a name.
     """
     names = None if languages is None else [name.strip() for name in languages.split(",")]
-    if seeds is not None or (output is not None and output.suffix != ".jsonl"):
+    if seeds is not None or (output is not None and ".jsonl" not in output.suffixes):
         from calque.cli.grid import GridOptions, evaluate_grid
 
         _refuse_in_grid(output, layers, plot, maps, center=center, neutral=neutral)
@@ -129,7 +130,7 @@ def _refuse_in_grid(
     **switches: bool,
 ) -> None:
     """Refuse what belongs to scores layer by layer."""
-    if output is None or output.suffix == ".jsonl":
+    if output is None or ".jsonl" in output.suffixes:
         raise InputError("a grid needs a folder", fix="add -o FOLDER")
     given = {"layers": layers != "all", "plot": plot is not None, "maps": maps is not None}
     for name, is_given in (given | switches).items():

@@ -34,7 +34,7 @@ class CellRunner:
         self.device = torch.device(name)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device.index or 0)
-            torch.cuda.init()
+            torch.cuda.init()  # type: ignore[no-untyped-call]
         self._shelf = EncoderShelf()
 
     def run(self, cell: Cell, on_progress: Progress = lambda done, total: None) -> CellResult:
