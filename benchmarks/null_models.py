@@ -40,8 +40,10 @@ def main() -> None:
         for _ in range(options.grids):
             overall, cells = draw_grid(generator, shift=0.0, seeds=seeds, items=items)
             fails.update({name for name, rule in RULES.items() if any(map(rule, overall))})
-            fails.update({"verdict by language"} if any(map(RULES["verdict"], cells)) else ())
-        for name in ("verdict", "verdict by language", *list(RULES)[1:]):
+            by_language = any(map(RULES["verdict"], cells))
+            fails["mark by language"] += by_language
+            fails["verdict or mark"] += by_language or any(map(RULES["verdict"], overall))
+        for name in ("verdict", "mark by language", "verdict or mark", *list(RULES)[1:]):
             print(f"{case}: {name}: {100 * fails[name] / options.grids:.1f} % of grids")
 
 

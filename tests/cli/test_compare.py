@@ -53,7 +53,7 @@ def test_several_folders_and_some_models(
     for number, (name, rate) in enumerate({"base": 55, "new": 80}.items()):
         DRAWN["draw_results"](tmp_path / name, {name: rate, f"other{number}": 5})
     folders = [str(tmp_path / "base"), str(tmp_path / "new")]
-    options = ["--baseline", "base", "--models", "new", "--tasks", "ner", "--no-languages"]
+    options = ["--baseline", "base", "--models", "new", "--tasks", "ner", "--brief"]
     assert run(["compare", *folders, *options, *QUICK, "--correction", "bh"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "new, 1 task: helps on 1" in shown and "Benjamini–Hochberg over 1 comparison" in shown

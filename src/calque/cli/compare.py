@@ -45,9 +45,9 @@ def compare(
     ),
     bootstrap: Annotated[int, typer.Option(help="How often test items are resampled.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Where resampling starts.")] = 0,
-    languages: Annotated[
-        bool, typer.Option("--languages/--no-languages", help="Show tables by language.")
-    ] = True,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Show the verdicts, no tables by language.")
+    ] = False,
 ) -> None:
     """Compare models with a baseline over tasks, languages and seeds, and say what it is worth.
 
@@ -75,7 +75,7 @@ def compare(
     judging = Judging(alpha, correction, bootstrap, seed)
     found = read_results(results)
     study = _make_study(found, baseline, _split(models), _split(tasks), judging)
-    _show(study, by_language=languages)
+    _show(study, by_language=not brief)
     _write(study, outputs)
 
 

@@ -9,7 +9,7 @@ from html import escape
 from itertools import pairwise
 
 N_COLORS = 6  # classes c0 to c5, colored by the page
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 620, 90, 16, 14, 38
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 620, 90, 16, 26, 38
 ROW = 16
 SHAPES = 3
 LONGEST = 60
@@ -82,7 +82,7 @@ def draw_seeds(
             title = f"{model}, {seed}: {value:.2f}"
             parts.append(draw_mark(columns[model], scale.place(value), places[model], title))
         parts.append(_write(columns[model], TOP + height + 18, model, "middle"))
-    parts.append(_write(LEFT - 8, TOP - 2, label, "end", "small"))
+    parts.append(_write(LEFT - 8, TOP - 14, label, "end", "small"))
     return _wrap(parts, TOP + height + BOTTOM, f"{label} by seed")
 
 
@@ -109,7 +109,7 @@ def draw_layers(
             title = f"{model}, layer {layer}: {value:.2f}"
             parts.append(draw_mark(x, y, places[model], title))
     parts.append(_write((LEFT + WIDTH) / 2, TOP + height + 34, "layer", "middle"))
-    parts.append(_write(LEFT - 8, TOP - 2, label, "end", "small"))
+    parts.append(_write(LEFT - 8, TOP - 14, label, "end", "small"))
     return _wrap(parts, TOP + height + BOTTOM, f"{label} by layer")
 
 
