@@ -34,6 +34,26 @@ MOST_MIB = 25
 # Where a dev set must be learnt from, for want of a training set, there are few updates an epoch.
 DEFAULTS = {"xnli": {"epochs": 10}, "pawsx": {"epochs": 10}}
 SPARE_SECONDS = 15  # to stop workers and pack the results
+HEAD = """# Baseline: calque-mini and its floor
+
+What does the embedded encoder know, and would the same architecture with random weights do as well? calque-mini against
+`random:calque-mini`, fine-tuned and tested by the same code with {n_seeds} seeds each: zero-shot transfer from English where a
+task is learnt, one layer of the model as it is where nothing is. A task that is not clearly above its floor measures nothing
+here, whatever it is called.
+
+```
+python benchmarks/baseline_study.py pack DATA -o data.tar.xz
+python benchmarks/baseline_study.py run --from data.tar.xz -o OUT --jobs 5 --minutes 9    # again until it exits with 0
+python benchmarks/baseline_study.py table OUT > docs/studies/baseline.md
+```
+
+- Languages are those the model was trained on, as far as a task has a test. Tests are at most {examples} examples a language,
+  spread over the file; English is learnt from whole.
+- XTREME's test sets have no public labels: tests are its development sets. XNLI and PAWS-X have no training set here: two
+  thirds of the English development set are learnt from, and tests are translations of the other third.
+- Questions are learnt from TyDiQA's English training set alone, for XQuAD and MLQA too.
+- Random weights are drawn anew for every seed, so that untrained tasks have seeds for the floor, too.
+"""
 
 
 def main() -> None:
@@ -245,11 +265,21 @@ def table(options: argparse.Namespace) -> int:
     found = read_results([out / RESULTS])
     floor = next(name for name in found.models if name.startswith("random:"))
     body = to_markdown(make_study(found, floor))
-    # The page has a heading of its own.
+    print(HEAD.format(n_seeds=count_seeds(found), examples=find_most_items(found)))
     print(body.partition("\n")[2].strip())
     print("\n## What it cost\n")
     print(tabulate_costs(out))
     return 0
+
+
+def count_seeds(results: Any) -> int:
+    """Count the seeds of trained tasks."""
+    return len({row.seed for row in results.rows if row.seed is not None})
+
+
+def find_most_items(results: Any) -> str:
+    """Say how many test items a trained task has at most in a language."""
+    return f"{max((row.n_items for row in results.rows if row.source), default=0):,}"
 
 
 def tabulate_costs(out: Path) -> str:

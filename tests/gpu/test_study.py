@@ -39,7 +39,9 @@ def test_two_seeds_at_a_time(data: Path, tmp_path: Path) -> None:
     assert alone.keys() == together.keys()
     assert len(alone) == 2 * (2 * 2 + 1 + 2)  # languages × (seeds of a tagger, of a probe)
     for key, value in alone.items():
-        assert together[key] == pytest.approx(value, abs=0.5), key  # bfloat16
+        assert together[key] == pytest.approx(value, abs=1.5), key  # bfloat16, summed in any order
+    seeds = [[v for (_, task, _, s), v in alone.items() if (task, s) == ("pos", n)] for n in "12"]
+    assert seeds[0] != seeds[1]
 
 
 def test_memory_decides_how_many(data: Path, tmp_path: Path) -> None:
