@@ -36,23 +36,24 @@ DEFAULTS = {"xnli": {"epochs": 10}, "pawsx": {"epochs": 10}}
 SPARE_SECONDS = 15  # to stop workers and pack the results
 HEAD = """# Baseline: calque-mini and its floor
 
-What does the embedded encoder know, and would the same architecture with random weights do as well? calque-mini against
-`random:calque-mini`, fine-tuned and tested by the same code with {n_seeds} seeds each: zero-shot transfer from English where a
-task is learnt, one layer of the model as it is where nothing is. A task that is not clearly above its floor measures nothing
-here, whatever it is called.
+What does the embedded encoder know, and would the same architecture with random weights do as
+well? calque-mini against `random:calque-mini`, fine-tuned and tested by the same code with
+{n_seeds} seeds each: zero-shot transfer from English where a task is learnt, one layer of the model
+as it is where nothing is. A task that is not clearly above its floor measures nothing here.
 
 ```
 python benchmarks/baseline_study.py pack DATA -o data.tar.xz
-python benchmarks/baseline_study.py run --from data.tar.xz -o OUT --jobs 5 --minutes 9    # again until it exits with 0
+python benchmarks/baseline_study.py run --from data.tar.xz -o OUT --jobs 5 --minutes 9
 python benchmarks/baseline_study.py table OUT > docs/studies/baseline.md
 ```
 
-- Languages are those the model was trained on, as far as a task has a test. Tests are at most {examples} examples a language,
-  spread over the file; English is learnt from whole.
-- XTREME's test sets have no public labels: tests are its development sets. XNLI and PAWS-X have no training set here: two
-  thirds of the English development set are learnt from, and tests are translations of the other third.
+- Languages are those the model was trained on, as far as a task has a test. Tests of what is learnt
+  have at most {examples} examples a language, spread over the file; English is learnt from whole.
+- XTREME's test sets have no public labels: tests are its development sets. XNLI and PAWS-X have no
+  training set here: two thirds of the English development set are learnt from, and tests are
+  translations of the other third.
 - Questions are learnt from TyDiQA's English training set alone, for XQuAD and MLQA too.
-- Random weights are drawn anew for every seed, so that untrained tasks have seeds for the floor, too.
+- Random weights are drawn anew for every seed: untrained tasks have seeds for the floor, too.
 """
 
 
