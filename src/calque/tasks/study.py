@@ -201,6 +201,8 @@ def run_cells(
                     target = max(target, decide_jobs(peak_mb, free_mb))
     finally:
         for worker in crew:
+            worker.process.terminate()  # all at once, since each is waited for
+        for worker in crew:
             worker.stop()
 
 
