@@ -1,8 +1,8 @@
 """Nearest sentences both ways: the one place that finds neighbors, exactly or through FAISS.
 
 The exact search takes both directions out of the same products, block by block, from arrays that
-may lie on disk. On two cores it needed less time and less memory than FAISS's flat index, which
-must multiply twice (`benchmarks/mining.py`); so FAISS is for approximate indexes, of millions.
+may lie on disk. On two cores it took less time than FAISS's flat index, which must multiply twice
+(`benchmarks/mining.py`); so FAISS is for approximate indexes, of millions.
 """
 
 from __future__ import annotations
