@@ -21,7 +21,7 @@ import re
 import sys
 import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -102,6 +102,21 @@ def find_languages(options: argparse.Namespace) -> list[str]:
     return list((config.get("calque") or {}).get("languages") or ["en"])
 
 
+def find_tested(options: argparse.Namespace, kinds: Mapping[str, Any], data: Path) -> list[str]:
+    """Take those of the languages that some task has a test of."""
+    from calque.tasks.study import choose_languages
+    from calque.tasks.task_settings import TaskSettings
+
+    languages = find_languages(options)
+    if options.languages:
+        return languages
+    lacking = [
+        set(choose_languages(name, kind, data, TaskSettings(), languages)[1])
+        for name, kind in kinds.items()
+    ]
+    return [name for name in languages if not all(name in names for names in lacking)]
+
+
 def find_tasks(data: Path) -> dict[str, Any]:
     """Find the tasks of encoders that there are files of."""
     from calque.tasks.fingerprints import find_data
@@ -136,6 +151,8 @@ def pack(options: argparse.Namespace) -> int:
 def is_wanted(name: str, languages: Sequence[str]) -> bool:
     """Tell by a file's name whether it is of languages that are wanted, or English to learn from.
 
+    TyDiQA's other training files stay, too: where dev has no answers, tests come out of them.
+
     >>> [is_wanted(n, ["en", "de"]) for n in ("dev-de.tsv.xz", "dev-yo.tsv.xz", "train-de.tsv.xz")]
     [True, False, False]
     """
@@ -146,7 +163,8 @@ def is_wanted(name: str, languages: Sequence[str]) -> bool:
         return codes[0] in {long_name(language) for language in languages}
     parts = re.split(r"[^a-z]+", name)
     codes = {part for part in parts if len(part) == 2} - {"ud", "xz"}
-    return codes <= ({"en"} if "train" in parts else set(languages))
+    learns = "train" in parts and "tydiqa" not in parts
+    return codes <= ({"en"} if learns else set(languages))
 
 
 def strip_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -197,7 +215,7 @@ def run(options: argparse.Namespace) -> int:
         kinds,
         range(1, options.seeds + 1),
         data,
-        languages=find_languages(options),
+        languages=find_tested(options, kinds, data),
         chosen=chosen,
     )
     with ResultsFolder(options.out / RESULTS) as results:

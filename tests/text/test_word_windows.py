@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -23,7 +25,7 @@ def test_every_word_is_taken_from_one_window_that_has_it(
     for window in windows:
         assert window.start <= window.first <= window.last <= window.stop
         assert n_pieces[window.start : window.stop].sum() <= room
-    for one, other in zip(windows, windows[1:], strict=False):
+    for one, other in itertools.pairwise(windows):
         assert other.start <= one.stop < other.stop
         assert n_pieces[other.start : one.stop].sum() <= overlap * room
 

@@ -61,8 +61,7 @@ def margin_scores(cosines: Floats, means: Floats, margin: Margin = "ratio") -> F
         return cosines
     if margin == "distance":
         return cosines - means
-    scores: Floats = cosines / np.maximum(means, np.float32(SMALLEST_MEAN))
-    return scores
+    return np.asarray(cosines / np.maximum(means, SMALLEST_MEAN), dtype=np.float32)
 
 
 def mine_pairs(
@@ -85,14 +84,15 @@ def mine_pairs(
         chosen = forward[1]
         mutual = chosen[src] == tgt
         return _sort((src[mutual], tgt[mutual], scores[mutual]))
-    both = tuple(np.concatenate(parts) for parts in zip(forward, backward, strict=True))
-    return _use_once(_sort((both[0], both[1], both[2])))
+    all_src = np.concatenate([forward[0], src])
+    all_tgt = np.concatenate([forward[1], tgt])
+    return _use_once(_sort((all_src, all_tgt, np.concatenate([forward[2], scores]))))
 
 
 def _best(
     cosines: Floats, places: Rows, own_means: Floats, other_means: Floats, margin: Margin
 ) -> tuple[Rows, Rows, Floats]:
-    means = (own_means[:, None] + other_means[places]) / 2
+    means = np.asarray((own_means[:, None] + other_means[places]) / 2, dtype=np.float32)
     scores = margin_scores(cosines, means, margin)
     best = scores.argmax(axis=1)
     rows = np.arange(len(places), dtype=np.int64)

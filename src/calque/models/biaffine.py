@@ -95,5 +95,6 @@ class BiaffineHead(nn.Module):
         words = F.pad(views.relation_words[:-1], (0, 1), value=1.0)
         # The gradient of an embedding adds up rows that many words share; that of indexing crawls.
         above = F.embedding(heads, F.pad(views.relation_heads, (0, 1), value=1.0))
-        weighted = (words @ self.relation.flatten(1)).unflatten(1, self.relation.shape[1:])
-        return (weighted @ above[:, :, None])[..., 0]
+        weighted = (words @ self.relation.flatten(1)).view(-1, *self.relation.shape[1:])
+        scores: Tensor = (weighted @ above[:, :, None])[..., 0]
+        return scores

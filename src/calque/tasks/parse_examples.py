@@ -74,7 +74,8 @@ class ParseExamples:
     def lengths(self) -> IntArray:
         """Give the number of tokens of every sentence, in all of its windows."""
         ends = np.concatenate([[0], np.cumsum(self.windows.lengths)])
-        return np.diff(ends[np.concatenate([[0], np.cumsum(self.n_windows)])])
+        lengths: IntArray = np.diff(ends[np.concatenate([[0], np.cumsum(self.n_windows)])])
+        return lengths
 
     def collate(self, rows: IntArray, shape: BatchShape | None = None) -> ParseBatch:
         """Lay out some sentences, without padding or up to a fixed shape."""

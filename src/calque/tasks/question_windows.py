@@ -157,7 +157,12 @@ def encode_questions(
     columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T
     return QuestionExamples(
         Ragged.of(ids),
-        *columns,
+        columns[0],
+        columns[1],
+        columns[2],
+        columns[3],
+        columns[4],
+        columns[5],
         spans=[texts[question.context][1] for question in questions],
         pad_id=tokenizer.pad_token_id or 0,
         n_cut_questions=sum(len(asked[question.text][0]) > most for question in questions),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ def cut_words(n_pieces: npt.NDArray[np.int64], room: int, overlap: float) -> lis
         least = int(np.searchsorted(ends, ends[stop + 1] - room, "left"))
         begin = min(stop, max(shared, least, start + 1))
         spans.append((begin, _last_fitting(ends, begin, room)))
-    cuts = [0, *((a[1] + b[0] + 1) // 2 for a, b in zip(spans, spans[1:], strict=False))]
+    cuts = [0, *((a[1] + b[0] + 1) // 2 for a, b in itertools.pairwise(spans))]
     cuts.append(len(n_pieces))
     return [
         WordWindow(*span, first, last)

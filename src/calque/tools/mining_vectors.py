@@ -46,7 +46,10 @@ def embed_store(
     path = folder / f"{name}.f32"
     n_long = 0
     if not (resume and path.exists()):
-        settings = {"pairs": len(store), "vectors": name}
+        settings: dict[str, str | int | float | bool | None] = {
+            "pairs": len(store),
+            "vectors": name,
+        }
         with ResumableFile(path, settings, resume=resume) as file:
             for block in _cut(store):
                 if file.wants("\n".join(block).encode()):
