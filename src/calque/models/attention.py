@@ -154,10 +154,16 @@ def attend_packed(
     dropout: float = 0.0,
     scaling: float | None = None,
     attend: Attend | None = None,
+    attend_cross: Attend | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Stand in for a Hugging Face attention function; without a plan, it is their SDPA."""
+    """Stand in for a Hugging Face attention function; without a plan, it is their SDPA.
+
+    A layer hands both plans to both of its attentions: those across sequences take `attend_cross`.
+    """
+    if attend_cross is not None and "CrossAttention" in type(module).__name__:
+        attend = attend_cross
     if attend is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
