@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -33,6 +33,9 @@ class Encoder(nn.Module):
     are `maps`, those who compare languages apply them; states are given as they are.
     """
 
+    # Whether a checkpoint's cross-attention is loaded, too.
+    plugged: ClassVar[bool] = False
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -56,7 +59,7 @@ class Encoder(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> Self:
         """Load a folder, a hub name or, without a name, the embedded calque-mini."""
-        model, tokenizer, folder = load_checkpoint(name, dtype)
+        model, tokenizer, folder = load_checkpoint(name, dtype, plugged=cls.plugged)
         encoder = cls(model, tokenizer, folder).to(device).eval()
         encoder.neutral = load_neutral_space(folder, encoder.hidden_size)
         return encoder
@@ -74,6 +77,10 @@ class Encoder(nn.Module):
         """
         save_checkpoint(self.model, self.tokenizer, folder, dtype, state)
 
+    def publish(self, folder: Path, *, dtype: torch.dtype, state: dict[str, Tensor]) -> None:
+        """Write a finished model for others to load."""
+        self.save(folder, dtype=dtype, state=state)
+
     @property
     def folder(self) -> Path:
         """Where the model's plain Hugging Face files lie."""
@@ -85,6 +92,11 @@ class Encoder(nn.Module):
     def config(self) -> Any:
         """Give Hugging Face's description of the encoder."""
         return self.model.config
+
+    @property
+    def configs(self) -> list[Any]:
+        """Give the descriptions of all parts."""
+        return [self.config]
 
     @property
     def n_layers(self) -> int:

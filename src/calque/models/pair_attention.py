@@ -1,7 +1,7 @@
 """Attention of a decoder over packed sequences: to what came before, and to another sequence.
 
-As in `models.attention`, all other layers run on flat tokens; here sequences share no rows, since
-sequence k of the one batch must find sequence k of the other.
+As in `models.attention`, all other layers run on flat tokens. Sequences share rows only where the
+batches are laid out for it: sequence k of the one must find sequence k of the other in its row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from calque.models.attention import pad_slots
+from calque.models.attention import LONGEST_ROW, pad_slots, plan_rows
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -25,20 +25,23 @@ BEFORE, ALL = (-1, 0), (-1, -1)
 
 
 def plan_causal(batch: TokenBatch, dtype: torch.dtype) -> Attend:
-    """Let every token attend to its sequence up to itself."""
+    """Let every token attend to its sequence up to itself; rows are not known here."""
+    assert batch.row == 0
     return _plan(batch, batch, dtype, causal=True)
 
 
 def plan_cross(queries: TokenBatch, keys: TokenBatch, dtype: torch.dtype) -> Attend:
     """Let the tokens of sequence k attend to sequence k of another batch.
 
-    Both batches have the same sequences empty.
+    Both batches have the same sequences empty. In rows, both have each sequence in the same row.
     """
+    if 0 < queries.row <= LONGEST_ROW and queries.row == keys.row:
+        return plan_rows(queries, keys)
     return _plan(queries, keys, dtype, causal=False)
 
 
 def _plan(queries: TokenBatch, keys: TokenBatch, dtype: torch.dtype, *, causal: bool) -> Attend:
-    assert queries.row == keys.row == 0, "rows change the order of sequences"
+    assert queries.row == keys.row, "rows change the order of sequences"
     if queries.ids.is_cuda and dtype in (torch.bfloat16, torch.float16):
         return _flash_attention(queries, keys, causal=causal)
     return _padded_attention(queries, keys, causal=causal)

@@ -9,6 +9,7 @@ from calque.objectives.contrastive import (
     WordContrastive,
     WordContrastiveSettings,
 )
+from calque.objectives.cross_attention_lm import CrossAttentionLM, CrossAttentionLMSettings
 from calque.objectives.denoising_alignment import (
     DenoisingAlignment,
     DenoisingAlignmentSettings,
@@ -28,6 +29,7 @@ from calque.objectives.static_target import StaticTarget, StaticTargetSettings
 AnySettings = (
     MaskedLMSettings
     | TranslationLMSettings
+    | CrossAttentionLMSettings
     | DenoisingAlignmentSettings
     | LinkedWordsSettings
     | WordContrastiveSettings
@@ -41,6 +43,7 @@ AnySettings = (
 OBJECTIVES: dict[str, type[Objective]] = {
     "masked_lm": MaskedLM,
     "translation_lm": TranslationLM,
+    "cross_attention_lm": CrossAttentionLM,
     "denoising_alignment": DenoisingAlignment,
     "linked_words": LinkedWords,
     "word_contrastive": WordContrastive,
