@@ -14,6 +14,7 @@ from calque.objectives.denoising_alignment import (
     DenoisingAlignment,
     DenoisingAlignmentSettings,
 )
+from calque.objectives.denoising_seq2seq import DenoisingSeq2Seq, DenoisingSeq2SeqSettings
 from calque.objectives.distillation import Distillation, DistillationSettings
 from calque.objectives.linear_map import LinearMap, LinearMapSettings
 from calque.objectives.linked_words import LinkedWords, LinkedWordsSettings
@@ -25,6 +26,7 @@ from calque.objectives.masked_lm import (
 )
 from calque.objectives.regression import L2Settings, Regression
 from calque.objectives.static_target import StaticTarget, StaticTargetSettings
+from calque.objectives.translation import Translation, TranslationSettings
 
 AnySettings = (
     MaskedLMSettings
@@ -38,6 +40,8 @@ AnySettings = (
     | LinearMapSettings
     | StaticTargetSettings
     | DistillationSettings
+    | TranslationSettings
+    | DenoisingSeq2SeqSettings
 )
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -52,6 +56,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "linear_map": LinearMap,
     "static_target": StaticTarget,
     "distillation": Distillation,
+    "translation": Translation,
+    "denoising_seq2seq": DenoisingSeq2Seq,
 }
 
 
