@@ -80,6 +80,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "linear-map": {"model.start": "null"},
     "mlm-only": {"model.start": "null", "optimizer.learning_rate": "6e-3"},
+    "veco": PAIRED
+    | {
+        "model.start": "null",
+        "objectives.2.batch_tokens": 1536,
+        "freeze_steps": 2,
+        "optimizer.learning_rate": "8e-3",
+    },
     # MLM learns slowly beside it.
     "x2s-dcca": PAIRED
     | {
@@ -107,7 +114,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 ONE_OBJECTIVE = ("xlm", "adapt", "l2", "weak", "strong", "linear-map", "mlm-only", "xlm-kd")
 ONE_OBJECTIVE += ("meta-pretrain", "metaxlm", "metaxlm-dict", "metaxlm-frozen")
-THREE_OBJECTIVES = ("calque-mini-align",)
+THREE_OBJECTIVES = ("calque-mini-align", "veco")
 
 
 def options(changes: dict[str, Any]) -> list[str]:
