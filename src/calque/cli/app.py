@@ -21,6 +21,7 @@ from calque.cli.models import models
 from calque.cli.neutralize import neutralize
 from calque.cli.prepare import prepare
 from calque.cli.train import train
+from calque.cli.translate import translate
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "align": align,
@@ -37,6 +38,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "neutralize": neutralize,
     "prepare": prepare,
     "train": train,
+    "translate": translate,
 }
 
 

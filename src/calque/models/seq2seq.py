@@ -10,6 +10,7 @@ two owners. What compares states of the encoder (probes, other objectives) works
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -116,6 +117,19 @@ class Seq2Seq(Encoder):
         """Give the first token of the decoder by target language; none for a model of one."""
         names: list[str] = (getattr(self.model.config, "calque", None) or {}).get("targets", [])
         return {name: language_token_id(self.tokenizer, name) for name in names}
+
+    @property
+    def directions(self) -> list[tuple[str, str]]:
+        """Give the languages that it was taught to translate from and to."""
+        known: list[list[str]] = (getattr(self.model.config, "calque", None) or {}).get(
+            "directions", []
+        )
+        return [(src, tgt) for src, tgt in known]
+
+    def learn_directions(self, directions: Iterable[tuple[str, str]]) -> None:
+        """Take note of languages that it is being taught to translate from and to."""
+        every = {*self.directions, *directions}
+        self.model.config.calque["directions"] = sorted(map(list, every))
 
     @property
     def default_start(self) -> int:

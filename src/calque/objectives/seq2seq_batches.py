@@ -112,9 +112,7 @@ def lay_seq2seq(
     )
 
 
-def _fill_up(
-    ragged: Ragged, shape: BatchShape, least: int, n_tail: int, pad_id: int
-) -> TokenBatch:
+def _fill_up(ragged: Ragged, shape: BatchShape, least: int, n_tail: int, pad_id: int) -> TokenBatch:
     """Fill a batch up to a fixed size with padding, cut into sequences that both sides have."""
     step, size = 2 * shape.budget // STEPS, least * shape.budget // STEPS
     needed = len(ragged.ids) + n_tail

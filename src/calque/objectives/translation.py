@@ -121,6 +121,14 @@ class Translation(Writing):
         """Batches of sentence pairs."""
         return TranslationCollator(marks, shape, self.begin(marks), self.settings.direction)
 
+    def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
+        """Look up the tokens that the languages begin with; the model remembers its directions."""
+        super().start(encoder, languages)
+        pairs = [(pair[0], pair[-1]) for pair in (name.split("-") for name in languages)]
+        there = pairs if self.settings.direction != "backward" else []
+        back = pairs if self.settings.direction != "forward" else []
+        check_decoder(encoder).learn_directions([*there, *((tgt, src) for src, tgt in back)])
+
     def find_written(self, languages: Sequence[str]) -> list[str]:
         """Name the second language of every pair, then the first: as far as they are written."""
         pairs = [name.split("-") for name in languages]
