@@ -188,6 +188,7 @@ class Seq2Seq(Encoder):
 
 def load_halves(folder: Path, dtype: torch.dtype) -> Any:
     """Load an EncoderDecoderModel; a bad folder is a one-line error."""
+    from safetensors import SafetensorError
     from transformers import AutoConfig, EncoderDecoderModel
 
     fix = "give a folder that `calque train` made with a recipe that has a decoder"
@@ -205,7 +206,7 @@ def load_halves(folder: Path, dtype: torch.dtype) -> Any:
             model, info = EncoderDecoderModel.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True, output_loading_info=True
             )
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         problem = f"the weights cannot be read: {first_line(error)}"
         raise InputError(problem, file=folder, fix="copy the model again") from error
     lost = [key for key in info["missing_keys"] if ".pooler." not in key]
@@ -236,9 +237,7 @@ def join_halves(encoder: Any, decoder: Any, tokenizer: Any, targets: list[str]) 
     config.calque = {"targets": targets}
     with quiet():
         model = EncoderDecoderModel(config=config, encoder=encoder, decoder=decoder)
-    model.generation_config = GenerationConfig(
-        num_beams=5, early_stopping=True, decoder_start_token_id=first, **marks
-    )
+    model.generation_config = GenerationConfig(num_beams=5, decoder_start_token_id=first, **marks)
     return model
 
 

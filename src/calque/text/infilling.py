@@ -24,8 +24,8 @@ def infill_spans(
     """Hide a share of every sequence's tokens in spans, each of which becomes a single mask.
 
     Span lengths are drawn from Poisson(mean_span) until they cover the share, the last one cut to
-    fit it exactly; a span of length 0 is a mask put between two tokens. Every arrangement of spans
-    and kept tokens is equally likely. Paper: mBART's spans begin at words, these at any subword.
+    fit it exactly; a span of length 0 is a mask put between two tokens. Every order of these spans
+    and the kept tokens is equally likely. Paper: mBART's spans begin at words, these at any subword.
     """
     n_hidden = np.maximum(1, np.rint(rate * text.lengths)).astype(np.int64)
     n_hidden = np.minimum(n_hidden, text.lengths)
@@ -42,7 +42,7 @@ def infill_spans(
 
 
 def draw_spans(totals: IntArray, mean_span: float, generator: np.random.Generator) -> Ragged:
-    """Draw lengths from a Poisson distribution until they sum to each total, the last one cut."""
+    """Draw lengths from a Poisson distribution until they sum to each total, one of them cut."""
     n_columns = int(totals.max(initial=0) / mean_span * 1.5) + 8
     drawn = generator.poisson(mean_span, (len(totals), n_columns))
     while len(drawn) and (drawn.sum(axis=1) < totals).any():
@@ -50,7 +50,10 @@ def draw_spans(totals: IntArray, mean_span: float, generator: np.random.Generato
     before = np.cumsum(drawn, axis=1) - drawn
     is_used = before < totals[:, None]
     cut = np.minimum(drawn, totals[:, None] - before)
-    return Ragged(cut[is_used].astype(np.int64), is_used.sum(axis=1))
+    spans = Ragged(cut[is_used].astype(np.int64), is_used.sum(axis=1))
+    # The one that was cut is the last, and never empty: it must not always come last.
+    owners = np.repeat(np.arange(len(totals)), spans.lengths)
+    return Ragged(spans.ids[np.lexsort((generator.random(len(owners)), owners))], spans.lengths)
 
 
 def permute_sentences(text: Ragged, is_end: BoolArray, generator: np.random.Generator) -> Ragged:

@@ -41,7 +41,11 @@ UNSPACED = frozenset({"ja", "zh", "th", "lo", "km", "my", "bo"})
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How translations are searched for."""
+    """How translations are searched for.
+
+    The search goes on until no unfinished translation can beat the best finished one. To stop at as
+    many finished ones as there are beams, as some do, would favor short and wrong ones.
+    """
 
     beams: int = 5
     # Above 0, long translations are favored; the sum of log-probabilities is divided by length^p.
@@ -153,7 +157,6 @@ class Translator:
             num_beams=search.beams,
             num_return_sequences=search.n_best,
             length_penalty=search.length_penalty if search.beams > 1 else None,
-            early_stopping=search.beams > 1,
             do_sample=False,
             max_new_tokens=self.limit(ids.shape[1]),
             return_dict_in_generate=True,
