@@ -4,7 +4,7 @@
 
 TEXT is a folder made by `calque prepare`; without it, the tests' few sentences are repeated, which
 shows that all works but not how fast it is. All steps see the same pairs, model and budget of
-tokens. The first row of a shape is TLM alone, and `ratio` is a step's time over its time; a third row
+tokens. The first row of a shape is TLM alone, and `ratio` is a step's time over its time; the third
 is CA-MLM while all but the cross-attention is frozen. `predicted` is what the operations say: of a
 weight 2 a token forward, 2 for its own gradient and 2 for that of its input. CA-MLM reads each
 sentence twice, the second time with a cross-attention more, whose keys' inputs have no gradient.

@@ -1,4 +1,4 @@
-"""VECO: H is the encoder bit for bit, S is Hugging Face's layers, and what is saved anyone loads."""
+"""VECO: H is the encoder bit for bit, S is Hugging Face's layers, and anyone loads the folders."""
 
 from __future__ import annotations
 

@@ -226,8 +226,30 @@ def test_batches_hold_the_tokenizers_sentences(
         assert other.masked.shape == batch.masked.shape
 
 
+@torch.no_grad()
+def test_a_step_compiles_as_one_graph_for_all_batches(
+    veco: Veco, tiny_tokenizer: PreTrainedTokenizerFast, sides: tuple[Ragged, Ragged]
+) -> None:
+    """Whole, or torch would not; and a batch of other lengths needs no other graph."""
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    compute = torch.compile(
+        make_objective().forward, fullgraph=True, dynamic=False, backend=counter
+    )
+    others = tuple(Ragged.of([side.ids[:9]]) for side in sides)
+    veco.fuses = True
+    try:
+        for batch in (make_batch(tiny_tokenizer, each, SHAPE) for each in (sides, others)):
+            expected = make_objective()(veco, batch).loss
+            torch.testing.assert_close(compute(veco, batch).loss, expected)
+    finally:
+        veco.fuses = False
+    assert counter.frame_count == 1
+
+
 def test_an_encoder_without_cross_attention_is_told(tiny_encoder: Encoder) -> None:
-    with pytest.raises(InputError, match="no cross-attention.*model.cross_attention: self"):
+    with pytest.raises(InputError, match=r"no cross-attention.*model\.cross_attention: self"):
         make_objective().start(tiny_encoder, ["en-de"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,9 @@ def test_lines_of_text_are_paired_with_the_line_before(
     (tmp_path / "de.txt").write_text("".join(f"{line}\n" for line in lines), "utf-8")
     text = tmp_path / "text"
     rules = CleaningRules()
-    prepare_corpora([TextSource((tmp_path / "de.txt",), ("de",))], tiny_tokenizer, text, rules=rules)
+    prepare_corpora(
+        [TextSource((tmp_path / "de.txt",), ("de",))], tiny_tokenizer, text, rules=rules
+    )
     changes = ("objectives=[{kind: cross_attention_lm, batch_tokens: 512, pairs: neighbors}]",)
     changes += ("model.cross_attention=random", "data.validation_examples=1", "schedule.steps=2")
     trainer = Trainer(tiny_recipe(*changes), text, tmp_path / "run")
@@ -183,12 +186,12 @@ def test_lines_of_text_are_paired_with_the_line_before(
     follows = {
         (tuple(one.tolist()), tuple(other.tolist()))
         for ids in [encode_sentences(tiny_tokenizer, lines)]
-        for one, other in zip(ids, ids[1:], strict=False)
+        for one, other in pairwise(ids)
     }
     batch = next(trainer._open_loaders()[0])[1]
     clean, bounds = batch.tokens.ids.clone(), batch.tokens.offsets.tolist()
     clean[batch.masked] = batch.labels
-    parts = [tuple(clean[a + 1 : b - 1].tolist()) for a, b in zip(bounds, bounds[1:], strict=False)]
+    parts = [tuple(clean[a + 1 : b - 1].tolist()) for a, b in pairwise(bounds)]
     pairs = set(zip(parts[::2], parts[1::2], strict=True))
     assert len(pairs) > 3
     assert pairs <= follows

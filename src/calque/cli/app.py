@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from calque.cli.align import align
+from calque.cli.attention import attention
 from calque.cli.demo import demo
 from calque.cli.embed import embed
 from calque.cli.evaluate import evaluate
@@ -25,6 +26,7 @@ from calque.cli.translate import translate
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "align": align,
+    "attention": attention,
     "demo": demo,
     "embed": embed,
     "evaluate": evaluate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -33,9 +33,6 @@ class Encoder(nn.Module):
     are `maps`, those who compare languages apply them; states are given as they are.
     """
 
-    # Whether a checkpoint's cross-attention is loaded, too.
-    plugged: ClassVar[bool] = False
-
     def __init__(
         self,
         model: PreTrainedModel,
@@ -59,7 +56,7 @@ class Encoder(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> Self:
         """Load a folder, a hub name or, without a name, the embedded calque-mini."""
-        model, tokenizer, folder = load_checkpoint(name, dtype, plugged=cls.plugged)
+        model, tokenizer, folder = load_checkpoint(name, dtype)
         encoder = cls(model, tokenizer, folder).to(device).eval()
         encoder.neutral = load_neutral_space(folder, encoder.hidden_size)
         return encoder
@@ -145,7 +142,7 @@ class Encoder(nn.Module):
         asked = [self.n_layers] if layers is None else [self.check_layer(n) for n in layers]
         body = self.family.body_of(self.model)
         hidden = self.family.embed(body, batch)
-        dtype = self._working_dtype(hidden)
+        dtype = working_dtype(hidden)
         attend = plan_attention(batch, dtype)
         arguments = self.family.prepare(body, hidden, batch)
         states = {0: hidden}
@@ -177,9 +174,10 @@ class Encoder(nn.Module):
         """Look up where the parts of the encoder are."""
         return family_of(self.config.model_type, self._folder)
 
-    def _working_dtype(self, hidden: Tensor) -> torch.dtype:
-        """Matrix products run in the autocast type where autocast is on."""
-        kind = hidden.device.type
-        if torch.is_autocast_enabled(kind):
-            return torch.get_autocast_dtype(kind)
-        return hidden.dtype
+
+def working_dtype(hidden: Tensor) -> torch.dtype:
+    """Matrix products run in the autocast type where autocast is on."""
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return hidden.dtype

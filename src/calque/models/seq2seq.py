@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
-from calque.models.encoder import Encoder
+from calque.models.encoder import Encoder, working_dtype
 from calque.models.families import family_of, run_fused_cross_layer
 from calque.models.loading import build_model, find_folder, quiet, refuse_pickle, save_checkpoint
 from calque.models.pair_attention import plan_causal, plan_cross
@@ -163,7 +163,7 @@ class Seq2Seq(Encoder):
         decoder: Any = self.model.decoder
         base = family_of(decoder.config.model_type, None)
         hidden = base.embed(base.body_of(decoder), tgt)
-        dtype = self._working_dtype(hidden)
+        dtype = working_dtype(hidden)
         plans = {
             "attend": plan_causal(tgt, dtype),
             "attend_cross": plan_cross(tgt, src, dtype),

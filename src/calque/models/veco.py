@@ -9,16 +9,16 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import nn
 
 from calque.models import attention
 from calque.models.attention import plan_attention
-from calque.models.encoder import Encoder
+from calque.models.encoder import Encoder, working_dtype
 from calque.models.families import run_fused_cross_layer, run_layer
-from calque.models.loading import PLUG, build_model, save_checkpoint
+from calque.models.loading import PLUG, build_model, load_checkpoint, save_checkpoint
 from calque.models.pair_attention import plan_cross
 from calque.types import InputError
 
@@ -42,8 +42,6 @@ class Veco(Encoder):
     which every layer also reads a paired sequence; `model` is a causal decoder of Hugging Face's.
     """
 
-    plugged: ClassVar[bool] = True
-
     @classmethod
     def load(
         cls,
@@ -53,8 +51,9 @@ class Veco(Encoder):
         dtype: torch.dtype = torch.float32,
     ) -> Self:
         """Load a full model, or the one inside the folder of a finished model."""
-        found = None if name is None else find_full(name)
-        return super().load(found or name, device=device, dtype=dtype)
+        full = None if name is None else find_full(name)
+        model, tokenizer, folder = load_checkpoint(full or name, dtype, plugged=True)
+        return cls(model, tokenizer, folder).to(device).eval()
 
     @classmethod
     def plug(
@@ -72,7 +71,8 @@ class Veco(Encoder):
         found: Any = model.load_state_dict(encoder.model.state_dict(), strict=False)
         assert not found.unexpected_keys
         assert all(f".{PLUG}." in key for key in found.missing_keys)
-        for layer in encoder.family.layers_of(model):
+        layers: Any = encoder.family.layers_of(model)
+        for layer in layers:
             if start == "self":
                 getattr(layer, PLUG).load_state_dict(layer.attention.state_dict())
             else:
@@ -91,7 +91,7 @@ class Veco(Encoder):
         """
         body = self.family.body_of(self.model)
         hidden = self.family.embed(body, batch)
-        dtype = self._working_dtype(hidden)
+        dtype = working_dtype(hidden)
         keys = keys.detach()[None]
         attend, attend_cross = plan_attention(batch, dtype), plan_cross(batch, read, dtype)
         if self.fuses:
