@@ -1,4 +1,4 @@
-"""Translating lines: the order kept, long lines split, and no other words than `generate()` gives."""
+"""Translating lines: order kept, long lines split, and the very words that `generate()` gives."""
 
 from __future__ import annotations
 

@@ -87,13 +87,17 @@ def translate(
     translator = Translator(
         load_model(model, device), search, target=to, source=language, batch_tokens=batch_tokens
     )
-    report, n_before, n_skipped, kept = job.run(translator, n_lines)
+    try:
+        report, n_before, n_skipped, kept = job.run(translator, n_lines)
+    except KeyboardInterrupt:
+        if job.unfinished is not None:
+            print(f"{job.unfinished}: go on with --resume", file=sys.stderr)
+        raise
     seconds = time.perf_counter() - started
     if references is not None:
         _show_scores(kept, references, translator.target)
-    print(
-        f"{job.place}: {_describe(report, n_before, n_skipped)}; {seconds:.1f} s", file=sys.stderr
-    )
+    notes = _describe(report, n_before, n_skipped)
+    print(f"{job.place}: {notes}; {seconds:.1f} s", file=sys.stderr)
 
 
 def load_model(name: str, device: str) -> Seq2Seq:
