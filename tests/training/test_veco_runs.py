@@ -147,14 +147,17 @@ def test_averages_have_the_cross_attention_too(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_two_processes_learn_as_one(
+    engine: str,
     tiny_recipe: Callable[..., Recipe],
     tiny_text: Path,
     tmp_path: Path,
     train_in_two: Callable[..., Any],
 ) -> None:
     """Gradients of weights that were frozen for a time are averaged over processes, too."""
-    done = train_in_two(tmp_path / "two", tiny_recipe(*CHANGES), tiny_text)
+    recipe = tiny_recipe(*CHANGES, f"engine.distributed={engine}")
+    done = train_in_two(tmp_path / "two", recipe, tiny_text, sharded=engine == "fsdp")
     assert done.returncode == 0, done.stderr
     train(tiny_recipe(*CHANGES, "engine.accumulation=2"), tiny_text, tmp_path / "one")
     found = weights_of(tmp_path / "two" / "run" / "model" / "veco")
