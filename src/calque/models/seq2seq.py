@@ -203,7 +203,8 @@ def load_halves(folder: Path, dtype: torch.dtype) -> Any:
     refuse_pickle(folder)
     try:
         with quiet():
-            model, info = EncoderDecoderModel.from_pretrained(
+            kind: Any = EncoderDecoderModel
+            model, info = kind.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True, output_loading_info=True
             )
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:

@@ -186,7 +186,8 @@ def _make_halves(config: Any, n_tokens: int, n_layers: int) -> tuple[Any, Any]:
             fix=f"use one of {', '.join(CAN_DECODE)}",
         )
     halves = []
-    for kind, is_decoder in ((AutoModel, False), (AutoModelForCausalLM, True)):
+    kinds: list[Any] = [AutoModel, AutoModelForCausalLM]
+    for kind, is_decoder in zip(kinds, (False, True), strict=True):
         own = copy.deepcopy(config)
         own.is_decoder = own.add_cross_attention = is_decoder
         own.vocab_size = n_tokens

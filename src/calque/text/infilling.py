@@ -25,7 +25,7 @@ def infill_spans(
 
     Span lengths are drawn from Poisson(mean_span) until they cover the share, the last one cut to
     fit it exactly; a span of length 0 is a mask put between two tokens. Every order of these spans
-    and the kept tokens is equally likely. Paper: mBART's spans begin at words, these at any subword.
+    and the kept tokens is equally likely. Paper: mBART's spans begin at words, these anywhere.
     """
     n_hidden = np.maximum(1, np.rint(rate * text.lengths)).astype(np.int64)
     n_hidden = np.minimum(n_hidden, text.lengths)

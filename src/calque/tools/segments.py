@@ -92,7 +92,7 @@ def cut_windows(ids: IntArray, longest: int, is_start: npt.NDArray[np.bool_]) ->
 
 
 def _find_starts(tokenizer: PreTrainedTokenizerFast, ids: IntArray) -> npt.NDArray[np.bool_]:
-    pieces: list[str] = tokenizer.convert_ids_to_tokens(ids.tolist())
+    pieces = list(tokenizer.convert_ids_to_tokens(ids.tolist()))
     spaced = any(piece.startswith(WORD_STARTS) for piece in pieces)
     return np.array(
         [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -150,7 +150,8 @@ class Translator:
         """Search for the translations of a batch: rows of tokens, those of one source together."""
         ids = self.pad(sources).to(self.device, non_blocking=True)
         search, scored = self.search, self.search.n_best > 1
-        result = self.model.model.generate(
+        model: Any = self.model.model
+        result = model.generate(
             input_ids=ids,
             attention_mask=(ids != self.model.tokenizer.pad_token_id).long(),
             decoder_start_token_id=self.start,
