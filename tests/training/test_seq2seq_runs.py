@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,28 @@ def test_the_last_checkpoints_are_averaged_and_tied_weights_stay_one(
             assert torch.equal(value, alone.model.state_dict()[f"roberta.{name}"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_processes_train_as_one(
+    sharded: bool,
+    writing: MakeRecipe,
+    tiny_text: Path,
+    tmp_path: Path,
+    train_in_two: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """The same micro-batches a step, so that only rounding differs."""
+    tie = f"model.decoder.tie={'embeddings' if sharded else 'all'}"
+    still = ("model.dropout=0.0", "model.attention_dropout=0.0", "schedule.steps=3", tie)
+    train(writing(*still, "engine.accumulation=2"), tiny_text, tmp_path / "one")
+    more = ("engine.distributed=fsdp",) if sharded else ()
+    done = train_in_two(tmp_path / "two", writing(*still, *more), tiny_text, sharded=sharded)
+    assert done.returncode == 0, done.stderr
+    one, two = (read_tensors(tmp_path / place / "model") for place in ("one", "two/run"))
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=2e-4, rtol=1e-3, msg=name)
+
+
 def test_a_model_that_writes_is_taught_more(
     writing: MakeRecipe,
     tiny_recipe: MakeRecipe,
@@ -177,5 +200,9 @@ def test_mistakes_are_said(
 def test_keys_that_exclude_each_other(tiny_recipe: MakeRecipe) -> None:
     with pytest.raises(InputError, match="exclude each other"):
         tiny_recipe("model.decoder={}", "model.cross_attention=self")
+    with pytest.raises(
+        InputError, match="distributed=fsdp cannot share layers between encoder and decoder"
+    ):
+        tiny_recipe("model.decoder={tie: all}", "engine.distributed=fsdp")
     with pytest.raises(InputError, match=r"model.decoder.layer: unknown key"):
         tiny_recipe("model.decoder={layer: 2}")

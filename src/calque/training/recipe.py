@@ -292,6 +292,16 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _layers_are_whole(self) -> Recipe:
+        decoder = self.model.decoder
+        if self.engine.distributed == "fsdp" and decoder is not None and decoder.tie == "all":
+            raise ValueError(
+                "model.decoder.tie=all, but engine.distributed=fsdp cannot share layers between "
+                "encoder and decoder"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _something_to_probe(self) -> Recipe:
         if self.probe is not None and any(each.kind == "linear_map" for each in self.objectives):
             raise ValueError("probe: linear_map leaves the encoder as it is; drop the probe")
