@@ -69,6 +69,10 @@ def draw(lengths: list[int], seed: int) -> Ragged:
     return Ragged.of([generator.integers(4, 90, length).tolist() for length in lengths])
 
 
+def layers_of(encoder: Encoder) -> Any:
+    return encoder.family.layers_of(encoder.model)
+
+
 def sequences(batch: TokenBatch) -> list[Tensor]:
     return [batch.ids[a:b] for a, b in pairwise(batch.offsets.tolist())]
 
@@ -167,16 +171,33 @@ def test_nothing_is_learnt_through_the_keys() -> None:
         assert layer.crossattention.self.key.weight.grad.abs().max() > 0  # type: ignore[union-attr, operator]
 
 
-def test_it_starts_as_its_self_attention_or_at_random() -> None:
-    encoder = make_encoder("xlm-roberta")
+@each_kind
+def test_it_starts_by_passing_on_what_it_gets(kind: str) -> None:
+    """It looks as the self-attention does, and S is near H whatever the norms are."""
+    encoder = make_encoder(kind)
+    generator = torch.Generator().manual_seed(0)
     veco = Veco.plug(encoder)
-    for layer, start in zip(
-        veco.family.layers_of(veco.model), encoder.family.layers_of(encoder.model), strict=True
-    ):
-        expected: Any = start.attention.state_dict()  # type: ignore[operator, union-attr]
-        found: Any = layer.crossattention.state_dict()  # type: ignore[operator, union-attr]
+    for layer, start in zip(layers_of(veco), layers_of(encoder), strict=True):
+        expected, found = start.attention.self.state_dict(), layer.crossattention.self.state_dict()
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in found)
+        assert not layer.crossattention.output.dense.weight.any()
+        norm, output = start.attention.output.LayerNorm, layer.crossattention.output
+        states = norm(torch.randn(50, 32, generator=generator))
+        far = (output(torch.randn(50, 32, generator=generator), states) - states).norm()
+        assert far < 0.3 * states.norm()
+        assert far < 0.3 * (norm(states) - states).norm()  # a copy of the norm would be far off
+
+
+def test_with_new_norms_it_starts_as_the_encoder(tiny_encoder: Encoder) -> None:
+    veco = Veco.plug(tiny_encoder)
+    batch, read = pack(draw([7, 3], 0), pad_id=PAD), pack(draw([4, 11], 1), pad_id=PAD)
+    found = veco.cross(batch, veco(read)[0], read)
+    torch.testing.assert_close(found, tiny_encoder(batch)[0], rtol=1e-3, atol=1e-3)
+
+
+def test_a_random_start_is_that_of_its_generator() -> None:
+    encoder = make_encoder("xlm-roberta")
     one, same, other = (
         Veco.plug(encoder, "random", torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
     )

@@ -59,9 +59,11 @@ class Veco(Encoder):
     def plug(
         cls, encoder: Encoder, start: PlugStart = "self", generator: torch.Generator | None = None
     ) -> Self:
-        """Give a copy of an encoder a cross-attention, which starts as its self-attention.
+        """Give a copy of an encoder a cross-attention; a random one needs a generator.
 
-        Paper: how it starts is not told. A random one needs a generator.
+        Paper: how it starts is not told. With "self" it looks as the layer's self-attention does,
+        but passes its input on, so that S begins near H. A whole copy of the self-attention begins
+        far worse than a random start (LOG.md).
         """
         if not encoder.can_fuse:
             kind = encoder.model.config.model_type
@@ -74,7 +76,7 @@ class Veco(Encoder):
         layers: Any = encoder.family.layers_of(model)
         for layer in layers:
             if start == "self":
-                getattr(layer, PLUG).load_state_dict(layer.attention.state_dict())
+                _copy_self_attention(layer)
             else:
                 assert generator is not None, "a random start needs a generator"
                 _draw(getattr(layer, PLUG), model.config.initializer_range, generator)
@@ -149,6 +151,21 @@ def _plain_config(config: Any) -> Any:
 
 def _drop_plug(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if f".{PLUG}." not in name}
+
+
+@torch.no_grad()
+def _copy_self_attention(layer: Any) -> None:
+    """Let the cross-attention look as the self-attention does, and add nothing to its input.
+
+    That input is w z + b, z of variance 1: so much the norm takes away, and must give back.
+    """
+    part, norm = getattr(layer, PLUG), layer.attention.output.LayerNorm
+    part.self.load_state_dict(layer.attention.self.state_dict())
+    part.output.dense.weight.zero_()
+    part.output.dense.bias.zero_()
+    variance = norm.weight.square().mean() + norm.bias.var(correction=0)
+    part.output.LayerNorm.weight.fill_(variance.sqrt())
+    part.output.LayerNorm.bias.fill_(norm.bias.mean())
 
 
 @torch.no_grad()

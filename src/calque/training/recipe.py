@@ -68,8 +68,8 @@ class ModelSection(Section):
     # With rows longer than 256 tokens the flash kernel is used, which has no dropout: above 0,
     # attention is then computed with padding.
     attention_dropout: float = Field(0.0, ge=0, lt=1)
-    # A cross-attention in every layer (VECO). It begins as the layer's self-attention, at random,
-    # or as that of the model in `start`.
+    # A cross-attention in every layer (VECO). It begins by looking as the layer's self-attention
+    # does, at random, or as that of the model in `start`.
     cross_attention: Literal["self", "random", "start"] | None = None
     # Makes an encoder–decoder of the encoder, for objectives that write text.
     decoder: DecoderSection | None = None
