@@ -67,3 +67,49 @@ def tiny_folder(tiny_encoder: Encoder, tmp_path_factory: pytest.TempPathFactory)
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tiny_encoder.save(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def taught_pairs(demo_rows: list[tuple[str, str, str]]) -> list[tuple[str, str]]:
+    """The English sentences and German translations that the tiny translator knows by heart."""
+    return [(english, text) for language, english, text in demo_rows if language == "de"][:8]
+
+
+@pytest.fixture(scope="session")
+def translator_folder(
+    taught_pairs: list[tuple[str, str]],
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """An encoder–decoder trained by the loop until it knows eight pairs by heart, both ways."""
+    import torch
+
+    from calque.text.cleaning import CleaningRules
+    from calque.text.preparation import TextSource, prepare_corpora
+    from calque.training.loop import train
+    from calque.training.recipe import check_recipe
+
+    place = tmp_path_factory.mktemp("translator")
+    bitext, text = place / "en-de.tsv", place / "text"
+    text.mkdir()
+    lines = [f"{src}\t{tgt}\n" for src, tgt in taught_pairs]
+    bitext.write_text("".join(lines), encoding="utf-8")
+    sources = [TextSource((bitext,), ("en", "de"))]
+    prepare_corpora(sources, tiny_tokenizer, text, rules=CleaningRules())
+    shape = {"layers": 2, "hidden": 64, "heads": 4, "intermediate": 128, "positions": 64}
+    task = {"direction": "both", "smoothing": 0.0}
+    content = {
+        "name": "by heart",
+        "model": {**shape, "dropout": 0.0, "decoder": {"tie": "all", "languages": ["de", "en"]}},
+        "data": {"max_length": 64, "validation_examples": 0},
+        "objectives": [{"kind": "translation", "batch_tokens": 320, **task}],
+        "optimizer": {"learning_rate": 8e-3},
+        "schedule": {"steps": 150, "warmup": 10},
+        "telemetry": {"every": 50},
+    }
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return train(check_recipe(content, "a recipe"), text, place / "run")
+    finally:
+        torch.set_num_threads(n_threads)

@@ -152,3 +152,28 @@ class Score:
     seed: int | None = None
     # How the vectors were treated, where a task knows several ways: raw, centered, neutral.
     variant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairAttention:
+    """Where the tokens of two sentences look in the other one, by layer, heads averaged.
+
+    `src_to_tgt[l, i, j]` is the share of its attention that source token i gives target token j.
+    `even` is the share of the other sentence if attention were the same everywhere. Sentence marks
+    are no tokens here: what they are given counts for neither sentence.
+    """
+
+    model: str
+    # Of the two side by side, or of a cross-attention that reads the other.
+    kind: str
+    src: tuple[str, ...]
+    tgt: tuple[str, ...]
+    src_to_tgt: npt.NDArray[np.float32]
+    tgt_to_src: npt.NDArray[np.float32]
+    even: float
+
+    @property
+    def shares(self) -> list[float]:
+        """Give each layer's share of attention that goes to the other sentence, over all tokens."""
+        given = self.src_to_tgt.sum(axis=(1, 2)) + self.tgt_to_src.sum(axis=(1, 2))
+        return [float(share) for share in given / (len(self.src) + len(self.tgt))]

@@ -80,6 +80,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "linear-map": {"model.start": "null"},
     "mlm-only": {"model.start": "null", "optimizer.learning_rate": "6e-3"},
+    "veco": PAIRED
+    | {
+        "model.start": "null",
+        "objectives.2.batch_tokens": 1536,
+        "freeze_steps": 2,
+        "optimizer.learning_rate": "8e-3",
+    },
     # MLM learns slowly beside it.
     "x2s-dcca": PAIRED
     | {
@@ -98,6 +105,16 @@ CHANGES: dict[str, dict[str, Any]] = {
     "metaxlm": {"model.start": "null"},
     "metaxlm-dict": {"model.start": "null"},
     "metaxlm-frozen": {"model.start": "null", "optimizer.learning_rate": "8e-3"},
+    "translate": {
+        "model.start": "null",
+        "model.decoder.layers": 1,
+        "optimizer.learning_rate": "8e-3",
+    },
+    "mbart": PAIRED
+    | {
+        "model.decoder.languages": "[en, de, ja]",
+        "optimizer.learning_rate": "8e-3",
+    },
     "xlm-kd": {
         "tokenizer.path": "null",
         "objectives.0.teacher": "teacher",
@@ -107,7 +124,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 ONE_OBJECTIVE = ("xlm", "adapt", "l2", "weak", "strong", "linear-map", "mlm-only", "xlm-kd")
 ONE_OBJECTIVE += ("meta-pretrain", "metaxlm", "metaxlm-dict", "metaxlm-frozen")
-THREE_OBJECTIVES = ("calque-mini-align",)
+ONE_OBJECTIVE += ("translate",)
+# Their models write, and have their encoders inside.
+WRITING = ("translate", "mbart")
+THREE_OBJECTIVES = ("calque-mini-align", "veco")
 
 
 def options(changes: dict[str, Any]) -> list[str]:
@@ -197,6 +217,7 @@ def test_a_recipe_trains_from_text_to_model(name: str, capfd: pytest.CaptureFixt
     n_objectives = 3 if name in THREE_OBJECTIVES else 1 if name in ONE_OBJECTIVE else 2
     assert_learns(f"runs/{name}", n_objectives)
     model, tokenizer = f"runs/{name}/model", AutoTokenizer.from_pretrained(f"runs/{name}/model")
+    model += "/encoder" if name in WRITING else ""
     loaded, found = AutoModelForMaskedLM.from_pretrained(model, output_loading_info=True)
     assert not found["missing_keys"]
     assert not found["unexpected_keys"]
@@ -208,6 +229,39 @@ def test_a_recipe_trains_from_text_to_model(name: str, capfd: pytest.CaptureFixt
     Path("lines.txt").write_text("Das Gerücht könnte wahr sein.\nHe walked quietly.\n")
     assert run(["embed", "lines.txt", "-o", "v.npy", "--model", model, "--device", "cpu"]) == 0
     assert np.load("v.npy").shape == (2, 48)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["veco", "mbart"])
+def test_what_was_pretrained_translates(start: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """From sentences through VECO or mBART to a translator, and to lines in another language."""
+    from transformers import EncoderDecoderModel
+
+    short = TINY | {"schedule.steps": 4, "schedule.warmup": 1}
+    changes = CHANGES[start] | ({"freeze_steps": 2} if start == "veco" else {})
+    prepare = ["prepare", start, "-o", "prepared", "--workers", "1"]
+    assert run([*prepare, *options(short | changes)]) == 0
+    assert run(["train", start, "--prepared", "prepared", *options(short | changes)]) == 0
+    own = {
+        "model.start": f"runs/{start}/model",
+        "model.decoder.tie": "all" if start == "veco" else "embeddings",
+        "data.leave_out_languages": "[ja]",
+    }
+    more = options(short | own)
+    assert run(["train", "translate", "--prepared", "prepared", *more]) == 0
+    model = "runs/translate/model"
+    _, found = EncoderDecoderModel.from_pretrained(model, output_loading_info=True)
+    assert not found["missing_keys"] and not found["unexpected_keys"]
+    lines = [line.split("\t")[:2] for line in Path(DATA / "en-de.tsv").read_text().splitlines()]
+    Path("test.en").write_text("".join(f"{src}\n" for src, _ in lines[:3]) + "\n")
+    Path("test.de").write_text("".join(f"{tgt}\n" for _, tgt in lines[:3]) + "\n")
+    capfd.readouterr()
+    ask = ["translate", model, "test.en", "-o", "out.de", "--score", "test.de", "--device", "cpu"]
+    assert run([*ask, "--beams", "2"]) == 0
+    assert len(Path("out.de").read_text().split("\n")) == 5
+    told = capfd.readouterr().err
+    assert "BLEU " in told and "chrF " in told and "out.de: 4 lines" in told
+    assert "1 empty lines" in told
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ def test_settings_travel_with_the_model(tiny_encoder: Encoder, tmp_path: Path) -
 def test_a_body_alone_loads_with_a_warning(
     tiny_encoder: Encoder, tiny_folder: Path, tmp_path: Path, batch: TokenBatch
 ) -> None:
-    with loading._quiet():
+    with loading.quiet():
         AutoModel.from_pretrained(tiny_folder).save_pretrained(tmp_path)
     tiny_encoder.tokenizer.save_pretrained(tmp_path)
     with pytest.warns(loading.HeadlessCheckpoint, match="no language-modelling head"):

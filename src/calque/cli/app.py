@@ -10,6 +10,7 @@ import typer
 from calque.cli.align import align
 from calque.cli.compare import compare
 from calque.cli.data import data
+from calque.cli.attention import attention
 from calque.cli.demo import demo
 from calque.cli.embed import embed
 from calque.cli.evaluate import evaluate
@@ -24,11 +25,13 @@ from calque.cli.models import models
 from calque.cli.neutralize import neutralize
 from calque.cli.prepare import prepare
 from calque.cli.train import train
+from calque.cli.translate import translate
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "align": align,
     "compare": compare,
     "data": data,
+    "attention": attention,
     "demo": demo,
     "embed": embed,
     "evaluate": evaluate,
@@ -43,6 +46,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "neutralize": neutralize,
     "prepare": prepare,
     "train": train,
+    "translate": translate,
 }
 
 

@@ -29,7 +29,7 @@ LONGEST_ROW = 256
 def plan_attention(batch: TokenBatch, dtype: torch.dtype) -> Attend:
     """Choose how the batch attends; what depends on the lengths alone is computed once."""
     if 0 < batch.row <= LONGEST_ROW:
-        return _row_attention(batch)
+        return plan_rows(batch, batch)
     if batch.ids.is_cuda and dtype in (torch.bfloat16, torch.float16):
         return _flash_attention(batch)
     return _padded_attention(batch)
@@ -70,16 +70,19 @@ def _flash_attention(batch: TokenBatch) -> Attend:
     return attend
 
 
-def _row_attention(batch: TokenBatch) -> Attend:
-    """Attend inside rows of the batch, each token to those of its own sequence.
+def plan_rows(batch: TokenBatch, read: TokenBatch) -> Attend:
+    """Attend inside rows, each token to those of its own sequence, or of that number in `read`.
 
     Sentences are short: a flash kernel computes a tile of 128 × 128 for each of them, rows
     share one tile among several. Being plain products, all of it compiles and fuses.
     """
     n_tokens, row = len(batch.ids), batch.row
     steps = torch.arange(n_tokens, device=batch.ids.device, dtype=torch.int32)
-    sequence = torch.bucketize(steps, batch.offsets[1:], right=True).view(-1, 1, row)
-    same = sequence[..., :, None] == sequence[..., None, :]
+    asking = torch.bucketize(steps, batch.offsets[1:], right=True).view(-1, 1, row)
+    asked = asking
+    if read is not batch:
+        asked = torch.bucketize(steps, read.offsets[1:], right=True).view(-1, 1, row)
+    same = asking[..., :, None] == asked[..., None, :]
 
     def attend(
         query: Float[Tensor, "tokens heads size"],
@@ -154,10 +157,16 @@ def attend_packed(
     dropout: float = 0.0,
     scaling: float | None = None,
     attend: Attend | None = None,
+    attend_cross: Attend | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Stand in for a Hugging Face attention function; without a plan, it is their SDPA."""
+    """Stand in for a Hugging Face attention function; without a plan, it is their SDPA.
+
+    A layer hands both plans to both of its attentions: those across sequences take `attend_cross`.
+    """
+    if attend_cross is not None and "CrossAttention" in type(module).__name__:
+        attend = attend_cross
     if attend is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+    from calque.models.families import Family
     from calque.types import TokenBatch
 
 
@@ -39,8 +40,8 @@ class Encoder(nn.Module):
         folder: Path | None = None,
     ) -> None:
         super().__init__()
-        self.family = family_of(model.config.model_type, folder)
         self.model, self.tokenizer, self._folder = model, tokenizer, folder
+        self.family = self._find_family()
         model.set_attn_implementation(register())  # any other would mix the packed sequences
         self.fuses = False
         self.neutral: NeutralSpace | None = None
@@ -73,6 +74,10 @@ class Encoder(nn.Module):
         """
         save_checkpoint(self.model, self.tokenizer, folder, dtype, state)
 
+    def publish(self, folder: Path, *, dtype: torch.dtype, state: dict[str, Tensor]) -> None:
+        """Write a finished model for others to load."""
+        self.save(folder, dtype=dtype, state=state)
+
     @property
     def folder(self) -> Path:
         """Where the model's plain Hugging Face files lie."""
@@ -81,19 +86,29 @@ class Encoder(nn.Module):
         return self._folder
 
     @property
+    def config(self) -> Any:
+        """Give Hugging Face's description of the encoder."""
+        return self.model.config
+
+    @property
+    def configs(self) -> list[Any]:
+        """Give the descriptions of all parts."""
+        return [self.config]
+
+    @property
     def n_layers(self) -> int:
         """Count the Transformer layers."""
-        return int(self.model.config.num_hidden_layers)
+        return int(self.config.num_hidden_layers)
 
     @property
     def hidden_size(self) -> int:
         """Give the width of a state."""
-        return int(self.model.config.hidden_size)
+        return int(self.config.hidden_size)
 
     @property
     def max_tokens(self) -> int:
         """Give the longest sequence the positions allow, special tokens included."""
-        config = self.model.config
+        config = self.config
         n_positions = int(config.max_position_embeddings)
         shifted = config.model_type in ("roberta", "xlm-roberta", "camembert")
         return n_positions - int(config.pad_token_id) - 1 if shifted else n_positions
@@ -101,7 +116,7 @@ class Encoder(nn.Module):
     @property
     def settings(self) -> dict[str, Any]:
         """Choices stored with the model, such as its best layer for retrieval."""
-        return dict(getattr(self.model.config, "calque", None) or {})
+        return dict(getattr(self.config, "calque", None) or {})
 
     @property
     def retrieval_layer(self) -> int:
@@ -127,7 +142,7 @@ class Encoder(nn.Module):
         asked = [self.n_layers] if layers is None else [self.check_layer(n) for n in layers]
         body = self.family.body_of(self.model)
         hidden = self.family.embed(body, batch)
-        dtype = self._working_dtype(hidden)
+        dtype = working_dtype(hidden)
         attend = plan_attention(batch, dtype)
         arguments = self.family.prepare(body, hidden, batch)
         states = {0: hidden}
@@ -155,9 +170,14 @@ class Encoder(nn.Module):
         decoder: Any = self.model.get_output_embeddings()
         return decoder.weight, decoder.bias
 
-    def _working_dtype(self, hidden: Tensor) -> torch.dtype:
-        """Matrix products run in the autocast type where autocast is on."""
-        kind = hidden.device.type
-        if torch.is_autocast_enabled(kind):
-            return torch.get_autocast_dtype(kind)
-        return hidden.dtype
+    def _find_family(self) -> Family:
+        """Look up where the parts of the encoder are."""
+        return family_of(self.config.model_type, self._folder)
+
+
+def working_dtype(hidden: Tensor) -> torch.dtype:
+    """Matrix products run in the autocast type where autocast is on."""
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return hidden.dtype

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,16 +123,44 @@ def run_fused_layer(layer: Any, hidden: Tensor, attend: Attend) -> Tensor:
     One product makes the three projections, and states stay in half precision between layers,
     where autocast would widen them at every norm.
     """
-    core, output = layer.attention.self, layer.attention.output
-    parts = (core.query, core.key, core.value)
+    core = layer.attention.self
+    states = _project(core, (core.query, core.key, core.value), hidden)
+    hidden = _attend_fused(layer.attention, states, hidden, attend)
+    return _feed_forward(layer, hidden)
+
+
+def run_fused_cross_layer(
+    layer: Any, hidden: Tensor, attend: Attend, read: Tensor, attend_cross: Attend
+) -> Tensor:
+    """Run a layer with its cross-attention plugged in, as `run_fused_layer` runs one without."""
+    core = layer.attention.self
+    states = _project(core, (core.query, core.key, core.value), hidden)
+    hidden = _attend_fused(layer.attention, states, hidden, attend)
+    core = layer.crossattention.self
+    states = [*_project(core, (core.query,), hidden), *_project(core, (core.key, core.value), read)]
+    hidden = _attend_fused(layer.crossattention, states, hidden, attend_cross)
+    return _feed_forward(layer, hidden)
+
+
+def _project(core: Any, parts: Sequence[nn.Linear], hidden: Tensor) -> Sequence[Tensor]:
     weight = torch.cat([part.weight for part in parts])
     bias = torch.cat([part.bias for part in parts])
     projected = nn.functional.linear(hidden[0], weight, bias)
-    shape = (-1, 3, core.num_attention_heads, core.attention_head_size)
-    query, key, value = projected.view(shape).unbind(1)
+    shape = (-1, len(parts), core.num_attention_heads, core.attention_head_size)
+    return projected.view(shape).unbind(1)
+
+
+def _attend_fused(
+    attention: Any, states: Sequence[Tensor], hidden: Tensor, attend: Attend
+) -> Tensor:
+    core, output = attention.self, attention.output
+    query, key, value = states
     dropout = core.dropout.p if core.training else 0.0
     mixed = attend(query, key, value, dropout, core.scaling, None).flatten(1)[None]
-    hidden = _add_norm(output.LayerNorm, output.dropout(output.dense(mixed)), hidden)
+    return _add_norm(output.LayerNorm, output.dropout(output.dense(mixed)), hidden)
+
+
+def _feed_forward(layer: Any, hidden: Tensor) -> Tensor:
     inner, output = layer.intermediate(hidden), layer.output
     return _add_norm(output.LayerNorm, output.dropout(output.dense(inner)), hidden)
 

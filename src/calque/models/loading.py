@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 EMBEDDED = "calque-mini"
+# What Hugging Face calls a layer's cross-attention.
+PLUG = "crossattention"
 
 
 class HeadlessCheckpoint(UserWarning):
@@ -35,11 +37,16 @@ def embedded_models() -> dict[str, Path]:
 
 
 def load_checkpoint(
-    name: str | Path | None, dtype: torch.dtype
+    name: str | Path | None, dtype: torch.dtype, *, plugged: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, Path]:
-    """Load a masked language model and its tokenizer; a bad checkpoint is a one-line error."""
+    """Load a masked language model and its tokenizer; a bad checkpoint is a one-line error.
+
+    Cross-attention that a checkpoint has beside the encoder is left out, unless `plugged`: then
+    it must be there.
+    """
     folder = find_folder(EMBEDDED if name is None else name)
     config = _load_config(folder)
+    _set_plug(folder, config, plugged=plugged)
     family = family_of(config.model_type, folder)
     model = _load_weights(folder, config, family, dtype)
     tokenizer = load_tokenizer(folder)
@@ -88,7 +95,7 @@ def save_checkpoint(
     state = _drop_tied(model, model.state_dict() if state is None else state)
     if dtype is not None:
         state = {key: x.to(dtype) if x.is_floating_point() else x for key, x in state.items()}
-    with _quiet():
+    with quiet():
         model.save_pretrained(folder, state_dict=state)
         tokenizer.save_pretrained(folder)
     _name_tokenizer(folder / "tokenizer_config.json")
@@ -103,7 +110,7 @@ def _drop_tied(model: PreTrainedModel, state: dict[str, torch.Tensor]) -> dict[s
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the progress bars and load reports of transformers: Calque checks and says itself."""
     from transformers.utils import logging
 
@@ -164,14 +171,26 @@ def _load_config(folder: Path) -> Any:
         raise InputError(problem, file=path, fix=fix) from error
 
 
+def _set_plug(folder: Path, config: Any, *, plugged: bool) -> None:
+    """Describe the model with or without its cross-attention."""
+    has_plug = bool(getattr(config, "add_cross_attention", False))
+    if plugged and not has_plug:
+        fix = "give the folder `veco` of a model trained with cross_attention_lm"
+        raise InputError("this model has no cross-attention", file=folder, fix=fix)
+    if has_plug and not plugged:
+        config.is_decoder = config.add_cross_attention = False
+
+
 def _load_weights(folder: Path, config: Any, family: Family, dtype: torch.dtype) -> PreTrainedModel:
     from safetensors import SafetensorError
-    from transformers import AutoModelForMaskedLM
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-    _refuse_pickle(folder)
+    refuse_pickle(folder)
+    has_plug = getattr(config, "add_cross_attention", False)
+    kind: Any = AutoModelForCausalLM if has_plug else AutoModelForMaskedLM
     try:
-        with _quiet():
-            model, info = AutoModelForMaskedLM.from_pretrained(
+        with quiet():
+            model, info = kind.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
@@ -191,7 +210,8 @@ def _load_weights(folder: Path, config: Any, family: Family, dtype: torch.dtype)
     return model  # type: ignore[no-any-return]
 
 
-def _refuse_pickle(folder: Path) -> None:
+def refuse_pickle(folder: Path) -> None:
+    """Refuse a folder without safetensors, and say so where a pickle lies there instead."""
     if any(folder.glob("*.safetensors")):
         return
     pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
@@ -208,6 +228,7 @@ def _check_keys(folder: Path, family: Family, info: dict[str, Any]) -> None:
     """Refuse weights that do not fill the body, or that hold more layers; say a missing head."""
     mismatched = [entry[0] for entry in info["mismatched_keys"]]
     surplus = [key for key in info["unexpected_keys"] if f"{family.layers}." in key]
+    surplus = [key for key in surplus if f".{PLUG}." not in key]
     missing = [
         key for key in info["missing_keys"] if not any(part in key for part in family.optional)
     ]

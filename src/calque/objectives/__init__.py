@@ -9,10 +9,12 @@ from calque.objectives.contrastive import (
     WordContrastive,
     WordContrastiveSettings,
 )
+from calque.objectives.cross_attention_lm import CrossAttentionLM, CrossAttentionLMSettings
 from calque.objectives.denoising_alignment import (
     DenoisingAlignment,
     DenoisingAlignmentSettings,
 )
+from calque.objectives.denoising_seq2seq import DenoisingSeq2Seq, DenoisingSeq2SeqSettings
 from calque.objectives.distillation import Distillation, DistillationSettings
 from calque.objectives.linear_map import LinearMap, LinearMapSettings
 from calque.objectives.linked_words import LinkedWords, LinkedWordsSettings
@@ -24,10 +26,12 @@ from calque.objectives.masked_lm import (
 )
 from calque.objectives.regression import L2Settings, Regression
 from calque.objectives.static_target import StaticTarget, StaticTargetSettings
+from calque.objectives.translation import Translation, TranslationSettings
 
 AnySettings = (
     MaskedLMSettings
     | TranslationLMSettings
+    | CrossAttentionLMSettings
     | DenoisingAlignmentSettings
     | LinkedWordsSettings
     | WordContrastiveSettings
@@ -36,11 +40,14 @@ AnySettings = (
     | LinearMapSettings
     | StaticTargetSettings
     | DistillationSettings
+    | TranslationSettings
+    | DenoisingSeq2SeqSettings
 )
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "masked_lm": MaskedLM,
     "translation_lm": TranslationLM,
+    "cross_attention_lm": CrossAttentionLM,
     "denoising_alignment": DenoisingAlignment,
     "linked_words": LinkedWords,
     "word_contrastive": WordContrastive,
@@ -49,6 +56,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "linear_map": LinearMap,
     "static_target": StaticTarget,
     "distillation": Distillation,
+    "translation": Translation,
+    "denoising_seq2seq": DenoisingSeq2Seq,
 }
 
 

@@ -101,6 +101,11 @@ class Objective(nn.Module):
         super().__init__()
         self.settings = settings
 
+    @property
+    def pairs_neighbors(self) -> bool:
+        """Whether a pair is a line of plain text after the line before it, and not bitext."""
+        return False
+
     def n_marks(self, marks: Marks) -> int:
         """Count the special tokens an example gains."""
         raise NotImplementedError

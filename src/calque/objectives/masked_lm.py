@@ -54,7 +54,28 @@ def masked_lm_loss(
     bias: Float[Tensor, "vocabulary"] | None,
     labels: Int[Tensor, "masked"],
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy of the hidden tokens; labels of −100 do not count.
+    """Mean cross-entropy of the hidden tokens; labels of −100 do not count."""
+    logits = predict_tokens(features, weight, bias)
+    return F.cross_entropy(logits, labels, ignore_index=IGNORED)
+
+
+def masked_lm_losses(
+    features: Float[Tensor, "masked hidden"],
+    weight: Float[Tensor, "vocabulary hidden"],
+    bias: Float[Tensor, "vocabulary"] | None,
+    labels: Int[Tensor, "masked"],
+) -> Float[Tensor, "masked"]:
+    """Cross-entropy of every hidden token; labels of −100 have none."""
+    logits = predict_tokens(features, weight, bias)
+    return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+
+
+def predict_tokens(
+    features: Float[Tensor, "masked hidden"],
+    weight: Float[Tensor, "vocabulary hidden"],
+    bias: Float[Tensor, "vocabulary"] | None,
+) -> Float[Tensor, "masked _"]:
+    """Give logits in single precision at least.
 
     On a GPU an odd vocabulary (XLM-R has 250,002 entries) is widened by entries that cannot
     win: matrix units are far slower at sizes that are not multiples of a few bytes.
@@ -64,8 +85,7 @@ def masked_lm_loss(
         weight = F.pad(weight, (0, 0, 0, n_missing))
         bias = F.pad(bias, (0, n_missing), value=-torch.inf)
     logits = F.linear(features, weight, bias)
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(wide, labels, ignore_index=IGNORED)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class MaskedLM(Objective):

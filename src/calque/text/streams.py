@@ -21,6 +21,7 @@ from calque.text.sampling import BlockSampler
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from calque.text.neighbors import PreviousSentences
     from calque.text.store import TokenStore
     from calque.text.vector_store import VectorStore
 
@@ -37,13 +38,13 @@ class Corpus:
     """
 
     name: str
-    sides: tuple[TokenStore, ...]
+    sides: tuple[TokenStore | PreviousSentences, ...]
     index: npt.NDArray[np.integer[Any]]
     share: float
     extras: tuple[TokenStore | VectorStore, ...] = ()
 
     @property
-    def stores(self) -> tuple[TokenStore | VectorStore, ...]:
+    def stores(self) -> tuple[TokenStore | PreviousSentences | VectorStore, ...]:
         """Give all that a collator receives of an example."""
         return self.sides + self.extras
 

@@ -83,7 +83,8 @@ class LinkStream:
     """Links to a stream, such as standard output, or without one to nowhere."""
 
     def __init__(self, stream: BinaryIO | None = None) -> None:
-        self.stream, self.figures = stream, (0,) * N_FIGURES
+        self.stream = stream
+        self.figures: tuple[int, ...] = ()
         self.figures_before: tuple[int, ...] = ()
 
     def wants(self, content: bytes) -> bool:
@@ -92,7 +93,8 @@ class LinkStream:
 
     def append(self, content: bytes, figures: tuple[int, ...]) -> None:
         """Write a block at once, for whoever reads at the other end."""
-        self.figures = tuple(map(sum, zip(self.figures, figures, strict=True)))
+        before = self.figures or (0,) * len(figures)
+        self.figures = tuple(map(sum, zip(before, figures, strict=True)))
         if self.stream is not None:
             self.stream.write(content)
             self.stream.flush()

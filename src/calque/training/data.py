@@ -16,6 +16,7 @@ from calque.text.batching import BatchShape, assign_rows
 from calque.text.bitext import languages_of
 from calque.text.cleaning import CleaningRules
 from calque.text.linked_bitext import STORES
+from calque.text.neighbors import PreviousSentences
 from calque.text.preparation import PreparedCorpus, TextSource
 from calque.text.sampling import language_probabilities, number_examples
 from calque.text.store import TokenStore
@@ -129,7 +130,7 @@ class _Unit:
     """
 
     key: str
-    sides: tuple[TokenStore, ...]
+    sides: tuple[TokenStore | PreviousSentences, ...]
     size: float
     extras: tuple[TokenStore | VectorStore, ...] = ()
 
@@ -251,6 +252,9 @@ def _open_units(corpus: PreparedCorpus, folder: Path, objective: Objective) -> l
             _Unit(language, (store,), size, extras)
             for language, store in zip(languages, stores, strict=True)
         ]
+    if objective.pairs_neighbors:  # plain text alone: the lines of bitext seldom follow each other
+        pairs = [(PreviousSentences(store), store) for store in stores if len(stores) == 1]
+        return [_Unit(languages[0], pair, size) for pair in pairs]
     if len(stores) != objective.n_sides:
         return []
     names = STORES if objective.needs_links else ()
@@ -264,6 +268,8 @@ def _describe_text(objective: Objective) -> str:
         return "vectors"
     if objective.needs_links:
         return "linked bitext"
+    if objective.pairs_neighbors:
+        return "plain text"
     kind = "text" if objective.n_sides == 1 else "bitext"
     return f"raw {kind}" if objective.settings.text == "raw" else kind
 

@@ -103,6 +103,9 @@ class Trainer(Run):
             while self.step < self.recipe.schedule.steps:
                 figures = self._take_step(loaders)
                 self.step += 1
+                if self.step == self.recipe.freeze_steps:
+                    self.hold()
+                    telemetry.say(f"step {self.step}: from here on all weights are trained")
                 self._do_what_is_due(figures, telemetry)
         finally:
             loaders.clear()  # ends their workers even while an error holds on to this frame

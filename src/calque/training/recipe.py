@@ -25,6 +25,7 @@ from pydantic import (
 
 from calque.objectives import AnySettings
 from calque.text.cleaning import CleaningRules
+from calque.training.decoder_settings import DecoderSection
 from calque.training.probe_settings import ProbeSection
 from calque.training.recipe_errors import describe_error, suggest
 from calque.types import InputError
@@ -39,6 +40,11 @@ _Loader.add_implicit_resolver(
     re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
+
+
+def _drop_unset(content: dict[str, Any], *newer: str) -> dict[str, Any]:
+    """Leave out those of the newer keys that have no value."""
+    return {k: value for k, value in content.items() if k not in newer or value is not None}
 
 
 class Section(BaseModel):
@@ -62,6 +68,28 @@ class ModelSection(Section):
     # With rows longer than 256 tokens the flash kernel is used, which has no dropout: above 0,
     # attention is then computed with padding.
     attention_dropout: float = Field(0.0, ge=0, lt=1)
+    # A cross-attention in every layer (VECO). It begins by looking as the layer's self-attention
+    # does, at random, or as that of the model in `start`.
+    cross_attention: Literal["self", "random", "start"] | None = None
+    # Makes an encoder–decoder of the encoder, for objectives that write text.
+    decoder: DecoderSection | None = None
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out newer keys without a value: a recipe without them keeps its fingerprint."""
+        return _drop_unset(write(self), "cross_attention", "decoder")
+
+    @model_validator(mode="after")
+    def _start_has_cross_attention(self) -> ModelSection:
+        if self.cross_attention == "start" and self.start is None:
+            raise ValueError("cross_attention=start, but there is no model to start from")
+        return self
+
+    @model_validator(mode="after")
+    def _one_use_of_cross_attention(self) -> ModelSection:
+        if self.cross_attention is not None and self.decoder is not None:
+            raise ValueError("cross_attention and decoder exclude each other: train one, then both")
+        return self
 
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> ModelSection:
@@ -110,11 +138,7 @@ class SourceSection(Section):
     @model_serializer(mode="wrap")
     def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out newer keys without a value: a recipe without them keeps its fingerprint."""
-        content: dict[str, Any] = write(self)
-        newer = ("links", "max_words")
-        return {
-            key: value for key, value in content.items() if key not in newer or value is not None
-        }
+        return _drop_unset(write(self), "links", "max_words")
 
 
 class DataSection(Section):
@@ -228,7 +252,10 @@ class Recipe(Section):
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     engine: EngineSection = EngineSection()
+    # Parameters by name, `*` for anything; those of a later pattern `!…` are excepted.
     freeze: list[str] = []
+    # For how many steps they are frozen; by default for all.
+    freeze_steps: int | None = Field(None, gt=0)
     average: AverageSection = AverageSection()
     checkpoints: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()
@@ -240,6 +267,37 @@ class Recipe(Section):
         if self.average.kind != "none" and self.checkpoints.final == "best":
             raise ValueError(
                 f"average.kind={self.average.kind} and checkpoints.final=best exclude each other"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out newer keys without a value: a recipe without them keeps its fingerprint."""
+        return _drop_unset(write(self), "freeze_steps")
+
+    @model_validator(mode="after")
+    def _something_to_thaw(self) -> Recipe:
+        if self.freeze_steps is not None and not self.freeze:
+            raise ValueError(f"freeze_steps={self.freeze_steps}, but nothing is frozen")
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_are_read(self) -> Recipe:
+        reads = any(each.kind == "cross_attention_lm" for each in self.objectives)
+        if reads != (self.model.cross_attention is not None):
+            wrong = "is missing" if reads else "is trained by no objective"
+            raise ValueError(
+                f"model.cross_attention {wrong}: it and cross_attention_lm go together"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _layers_are_whole(self) -> Recipe:
+        decoder = self.model.decoder
+        if self.engine.distributed == "fsdp" and decoder is not None and decoder.tie == "all":
+            raise ValueError(
+                "model.decoder.tie=all, but engine.distributed=fsdp cannot share layers between "
+                "encoder and decoder"
             )
         return self
 

@@ -16,7 +16,13 @@ from calque.training import checkpoints
 from calque.training.averaging import WeightAverage
 from calque.training.data import open_stream
 from calque.training.setup import build_encoder, make_accelerator, open_text
-from calque.training.step import TrainStep, build_optimizer, freeze, name_objectives
+from calque.training.step import (
+    TrainStep,
+    build_optimizer,
+    freeze,
+    match_parameters,
+    name_objectives,
+)
 from calque.training.watch import Watch
 from calque.types import InputError
 
@@ -42,7 +48,8 @@ class Run:
         objectives = self._build_objectives()
         self.names = name_objectives(objectives)
         self.module = TrainStep(self.encoder, objectives).train()
-        freeze(self.module, recipe.freeze)
+        if recipe.freeze_steps is None:
+            freeze(self.module, recipe.freeze)
         self.module.to(self.accelerator.device)
         self.streams = [
             open_stream(
@@ -67,6 +74,7 @@ class Run:
             self.module, build_optimizer(self.module, recipe.optimizer)
         )
         self.step, self.places = 0, [Place() for _ in objectives]
+        self.hold()
         self.watch = Watch(self.accelerator)
         self.best_score: float | None = None
 
@@ -74,6 +82,18 @@ class Run:
     def objectives(self) -> list[Objective]:
         """Give the objectives in the recipe's order."""
         return [cast("Objective", objective) for objective in self.module.objectives]
+
+    def hold(self) -> None:
+        """Freeze what is frozen for a time, or let it go when that is over.
+
+        It is part of the optimizer and of what processes share from the beginning.
+        """
+        if self.recipe.freeze_steps is None:
+            return
+        is_free = self.step >= self.recipe.freeze_steps
+        parameters = dict(self.module.named_parameters(remove_duplicate=False))
+        for name in match_parameters(parameters, self.recipe.freeze):
+            parameters[name].requires_grad_(is_free)
 
     @property
     def on_cpu(self) -> bool:

@@ -63,9 +63,10 @@ def restore_run(run: Run) -> None:
             raise InputError(f"this run was made with another {name}", file=folder, fix=FIXES[name])
     heads = {name: value for name, value in tensors.items() if name.startswith(HEADS)}
     load_weights(run, checkpoints.average_weights([folder]), heads)
+    run.step = scalars["step"]
+    run.hold()
     restore_optimizer(run.wrapped, run.optimizer, tensors, scalars)
     run.average.restore(tensors, run.encoder)
-    run.step = scalars["step"]
     run.places = [Place(**place) for place in scalars["places"]]
     if run.accelerator.is_main_process:
         run.watch.n_tokens = scalars.get("tokens", 0)
@@ -86,7 +87,7 @@ def finish_run(run: Run) -> Path:
         dtype: torch.dtype = getattr(torch, settings.dtype)
 
         def write(folder: Path) -> None:
-            run.encoder.save(folder, state=state, dtype=dtype)
+            run.encoder.publish(folder, state=state, dtype=dtype)
             for objective in run.objectives:
                 objective.save_beside(run.encoder, folder)
 

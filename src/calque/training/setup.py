@@ -12,10 +12,14 @@ import torch
 
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model, find_folder
+from calque.models.seq2seq import without_languages
+from calque.models.seq2seq_start import build_seq2seq, read_weights, start_afresh
+from calque.models.veco import Veco
 from calque.objectives import OBJECTIVES
 from calque.objectives.distillation import DistillationSettings
 from calque.text.files import write_atomically
 from calque.text.preparation import PreparedCorpus, open_prepared, prepare_corpora, read_hold_out
+from calque.text.streams import seed_of
 from calque.text.tokenization import load_tokenizer
 from calque.text.tokenizer_training import train_on_sources
 from calque.training.data import cleaning_rules, find_sources
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 STAMP = "tokenizer_recipe.json"
+# Sets the draws for cross-attention apart from those of the objectives.
+PLUG_SEED = 1 << 16
 
 
 def prepare_text(
@@ -146,19 +152,8 @@ def open_text(folder: Path) -> tuple[list[PreparedCorpus], PreTrainedTokenizerFa
 
 def build_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder:
     """Load the encoder to start from, or make one with weights drawn from the recipe's seed."""
-    if recipe.model.start is not None:
-        encoder = Encoder.load(recipe.model.start)
-        if encoder.tokenizer.get_vocab() != tokenizer.get_vocab():
-            raise InputError(
-                "the text was prepared with another vocabulary than this model's",
-                file=recipe.model.start,
-                fix="prepare the text again, without a tokenizer.path of its own",
-            )
-        _forget_origin(encoder, recipe.name)
-    else:
-        with torch.random.fork_rng(devices=()):
-            torch.default_generator.manual_seed(recipe.seed)
-            encoder = Encoder(build_model(make_config(recipe.model, tokenizer)), tokenizer)
+    make = _start_encoder if recipe.model.decoder is None else _start_seq2seq
+    encoder = make(recipe, tokenizer)
     _set_dropout(encoder, recipe.model)
     if recipe.data.max_length > encoder.max_tokens:
         raise InputError(
@@ -168,11 +163,53 @@ def build_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder
     return encoder
 
 
+def _start_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder:
+    """Make an encoder alone, or one with cross-attention plugged in."""
+    if recipe.model.start is not None:
+        kind = Veco if recipe.model.cross_attention == "start" else Encoder
+        encoder = kind.load(recipe.model.start)
+        _check_vocabulary(encoder.tokenizer.get_vocab(), tokenizer.get_vocab(), recipe)
+        _forget_origin(encoder, recipe.name)
+    else:
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(recipe.seed)
+            encoder = Encoder(build_model(make_config(recipe.model, tokenizer)), tokenizer)
+    if recipe.model.cross_attention in ("self", "random"):
+        generator = torch.Generator().manual_seed(seed_of(recipe.seed, PLUG_SEED))
+        encoder = Veco.plug(encoder, recipe.model.cross_attention, generator)
+    return encoder
+
+
+def _start_seq2seq(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder:
+    """Make an encoder–decoder; languages that were taught before have tokens of their own."""
+    assert recipe.model.decoder is not None
+    plan, start = recipe.model.decoder.plan(), recipe.model.start
+    if start is None:
+        weights = start_afresh(make_config(recipe.model, tokenizer))
+    else:
+        known = load_tokenizer(find_folder(start))
+        theirs, ours = (without_languages(each.get_vocab()) for each in (known, tokenizer))
+        _check_vocabulary(theirs, ours, recipe)
+        weights, tokenizer = read_weights(start, plan), known
+    encoder = build_seq2seq(plan, weights, tokenizer, seed=recipe.seed)
+    _forget_origin(encoder, recipe.name)
+    return encoder
+
+
+def _check_vocabulary(model: dict[str, int], text: dict[str, int], recipe: Recipe) -> None:
+    if model != text:
+        raise InputError(
+            "the text was prepared with another vocabulary than this model's",
+            file=recipe.model.start,
+            fix="prepare the text again, without a tokenizer.path of its own",
+        )
+
+
 def _forget_origin(encoder: Encoder, recipe: str) -> None:
     """Keep the choices stored with the encoder, but not the scores: it will be another one."""
     if settings := encoder.settings:
         settings.pop("scores", None)
-        encoder.model.config.calque = settings | {"recipe": recipe}
+        encoder.config.calque = settings | {"recipe": recipe}
 
 
 def make_config(model: ModelSection, tokenizer: PreTrainedTokenizerFast) -> Any:
@@ -209,6 +246,7 @@ def make_accelerator(recipe: Recipe, encoder: Encoder) -> Accelerator:
     if precision == "auto":
         precision = "bf16" if state.device.type == "cuda" else "fp32"
     every_weight = any(_uses_all_weights(settings) for settings in recipe.objectives)
+    every_weight = every_weight and recipe.freeze_steps is None
     accelerator = Accelerator(
         mixed_precision="bf16" if precision == "bf16" else "no",
         cpu=state.device.type == "cpu",
@@ -257,13 +295,13 @@ def _set_dropout(encoder: Encoder, model: ModelSection) -> None:
             module.p = model.attention_dropout if in_attention else model.dropout
         if hasattr(module, "attention_dropout"):  # ModernBERT keeps a number, not a module
             module.attention_dropout = model.attention_dropout
-    config = encoder.model.config
-    for key in ("hidden_dropout_prob", "mlp_dropout", "embedding_dropout"):
-        if hasattr(config, key):
-            setattr(config, key, model.dropout)
-    for key in ("attention_probs_dropout_prob", "attention_dropout"):
-        if hasattr(config, key):
-            setattr(config, key, model.attention_dropout)
+    for config in encoder.configs:
+        for key in ("hidden_dropout_prob", "mlp_dropout", "embedding_dropout"):
+            if hasattr(config, key):
+                setattr(config, key, model.dropout)
+        for key in ("attention_probs_dropout_prob", "attention_dropout"):
+            if hasattr(config, key):
+                setattr(config, key, model.attention_dropout)
 
 
 def _beside(path: str | None, base: Path) -> str | None:

@@ -68,21 +68,32 @@ def name_objectives(objectives: Iterable[Any]) -> list[str]:
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> int:
-    """Stop training the parameters whose names match; a pattern that matches none is an error.
-
-    Shared weights, such as embeddings that are also the output layer, go by either name.
-    """
+    """Stop training the parameters whose names match; give their number."""
     names = dict(module.named_parameters(remove_duplicate=False))
+    for name in match_parameters(names, patterns):
+        names[name].requires_grad_(False)
+    return sum(p.numel() for p in module.parameters() if not p.requires_grad)
+
+
+def match_parameters(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """Choose the names that match; a pattern that matches none is an error.
+
+    A pattern `!…` takes back what it matches of those before. Shared weights, such as embeddings
+    that are also the output layer, go by either name.
+
+    >>> match_parameters(["a.weight", "a.bias", "b.weight"], ["*.weight", "!b.*"])
+    ['a.weight']
+    """
+    names, chosen = list(names), set[str]()
     for pattern in patterns:
-        matches = [name for name in names if fnmatchcase(name, pattern)]
+        matches = [name for name in names if fnmatchcase(name, pattern.removeprefix("!"))]
         if not matches:
             raise InputError(
                 f"freeze: {pattern!r} matches no parameter",
-                fix=f"names look like {next(iter(names))}, and * stands for anything",
+                fix=f"names look like {names[0]}, and * stands for anything",
             )
-        for name in matches:
-            names[name].requires_grad_(False)
-    return sum(p.numel() for p in module.parameters() if not p.requires_grad)
+        chosen = chosen - set(matches) if pattern.startswith("!") else chosen | set(matches)
+    return [name for name in names if name in chosen]
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerSection) -> torch.optim.AdamW:

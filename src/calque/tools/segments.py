@@ -1,0 +1,103 @@
+"""Lines cut to what a translator can read at once: whole, by sentence, or in windows of words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calque.text.sentences import split_sentences
+from calque.text.tokenization import encode_sentences
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from transformers import PreTrainedTokenizerFast
+
+    IntArray = npt.NDArray[np.int64]
+
+# How pieces that begin a word look in SentencePiece and byte-level vocabularies; WordPiece marks
+# the others.
+WORD_STARTS, INSIDE = ("▁", "Ġ"), "##"
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Token sequences short enough, in order, and the line that each is a part of.
+
+    `n_long` lines were cut, `n_cut` of their sentences even inside.
+    """
+
+    ids: list[IntArray]
+    owners: IntArray
+    n_lines: int
+    n_empty: int
+    n_long: int
+    n_cut: int
+
+    @property
+    def lengths(self) -> IntArray:
+        """Count the tokens of every segment."""
+        return np.array([len(ids) for ids in self.ids], dtype=np.int64)
+
+
+def cut_segments(
+    tokenizer: PreTrainedTokenizerFast, lines: list[str], longest: int, language: str
+) -> Segments:
+    """Tokenise lines; those longer than allowed are split by sentence, nothing is left out."""
+    texts = ["" if line.isspace() else line for line in lines]
+    pieces: list[IntArray] = []
+    owners: list[int] = []
+    n_empty = n_long = n_cut = 0
+    for number, ids in enumerate(encode_sentences(tokenizer, texts)):
+        parts = [ids] if len(ids) else []
+        if len(ids) > longest:
+            n_long += 1
+            parts, n_windows = _cut_line(tokenizer, texts[number], longest, language)
+            n_cut += n_windows
+        n_empty += not parts
+        pieces += parts
+        owners += [number] * len(parts)
+    return Segments(pieces, np.array(owners, dtype=np.int64), len(lines), n_empty, n_long, n_cut)
+
+
+def _cut_line(
+    tokenizer: PreTrainedTokenizerFast, line: str, longest: int, language: str
+) -> tuple[list[IntArray], int]:
+    """Cut a line into sentences, and sentences that are still too long into windows."""
+    parts, n_cut = [], 0
+    for ids in encode_sentences(tokenizer, split_sentences(line, language)):
+        if len(ids) > longest:
+            n_cut += 1
+            parts += cut_windows(ids, longest, _find_starts(tokenizer, ids))
+        elif len(ids):
+            parts.append(ids)
+    return parts, n_cut
+
+
+def cut_windows(ids: IntArray, longest: int, is_start: npt.NDArray[np.bool_]) -> list[IntArray]:
+    """Cut tokens into windows, where possible before a token that starts a word.
+
+    >>> starts = np.array([1, 1, 0, 0, 1, 0], dtype=bool)
+    >>> [part.tolist() for part in cut_windows(np.arange(6), 3, starts)]
+    [[0], [1, 2, 3], [4, 5]]
+    """
+    windows, first = [], 0
+    while len(ids) - first > longest:
+        starts = np.flatnonzero(is_start[first + 1 : first + longest + 1])
+        end = first + (int(starts[-1]) + 1 if len(starts) else longest)
+        windows.append(ids[first:end])
+        first = end
+    return [*windows, ids[first:]]
+
+
+def _find_starts(tokenizer: PreTrainedTokenizerFast, ids: IntArray) -> npt.NDArray[np.bool_]:
+    pieces = list(tokenizer.convert_ids_to_tokens(ids.tolist()))
+    spaced = any(piece.startswith(WORD_STARTS) for piece in pieces)
+    return np.array(
+        [
+            piece.startswith(WORD_STARTS) if spaced else not piece.startswith(INSIDE)
+            for piece in pieces
+        ],
+        dtype=np.bool_,
+    )

@@ -1,0 +1,279 @@
+"""VECO: H is the encoder bit for bit, S is Hugging Face's layers, and anyone loads the folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    CamembertConfig,
+    EncoderDecoderModel,
+    ModernBertConfig,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
+
+from calque.models.encoder import Encoder
+from calque.models.loading import build_model
+from calque.models.veco import FULL, Veco, find_full
+from calque.text.batching import BatchShape, Ragged, pack
+from calque.text.pair_packing import pack_pairs
+from calque.types import InputError, TokenBatch
+
+PAD = 1
+SIZES: dict[str, Any] = {
+    "vocab_size": 90,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 34,
+    "pad_token_id": PAD,
+}
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "bert": lambda: BertConfig(**SIZES),
+    "roberta": lambda: RobertaConfig(**SIZES),
+    "xlm-roberta": lambda: XLMRobertaConfig(**SIZES, type_vocab_size=1),
+    "camembert": lambda: CamembertConfig(**SIZES),
+}
+each_kind = pytest.mark.parametrize("kind", CONFIGS)
+
+
+def make_encoder(kind: str) -> Encoder:
+    """Large weights, so that attention is not even."""
+    generator = torch.Generator().manual_seed(len(kind))
+    encoder = Encoder(build_model(CONFIGS[kind]()), None).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.normal_(0, 0.3, generator=generator)
+    return encoder
+
+
+def make_veco(kind: str) -> Veco:
+    return Veco.plug(make_encoder(kind), "random", torch.Generator().manual_seed(3))
+
+
+def draw(lengths: list[int], seed: int) -> Ragged:
+    generator = np.random.default_rng(seed)
+    return Ragged.of([generator.integers(4, 90, length).tolist() for length in lengths])
+
+
+def layers_of(encoder: Encoder) -> Any:
+    return encoder.family.layers_of(encoder.model)
+
+
+def sequences(batch: TokenBatch) -> list[Tensor]:
+    return [batch.ids[a:b] for a, b in pairwise(batch.offsets.tolist())]
+
+
+def cross_by_layers(veco: Veco, ids: Tensor, other: Tensor) -> Tensor:
+    """Run one pair through Hugging Face's own layers, eagerly: without a mask all see all."""
+    veco.model.set_attn_implementation("eager")
+    body = veco.family.body_of(veco.model)
+    read, hidden = body.embeddings(other[None]), body.embeddings(ids[None])
+    for layer in veco.family.layers_of(veco.model):
+        read = layer(read)
+    for layer in veco.family.layers_of(veco.model):
+        hidden = layer(hidden, encoder_hidden_states=read)
+    veco.model.set_attn_implementation("calque")
+    found: Tensor = hidden[0]
+    return found
+
+
+@each_kind
+@pytest.mark.parametrize("start", ["self", "random"])
+def test_unplugged_it_is_the_encoder_bit_for_bit(kind: str, start: Any) -> None:
+    encoder = make_encoder(kind)
+    veco = Veco.plug(encoder, start, torch.Generator().manual_seed(0))
+    batch = pack(draw([7, 3, 12], 0), pad_id=PAD)
+    layers = list(range(4))
+    plain = veco.unplug()
+    for expected, found, again in zip(
+        encoder(batch, layers), veco(batch, layers), plain(batch, layers), strict=True
+    ):
+        assert torch.equal(found, expected)
+        assert torch.equal(again, expected)
+    states = encoder(batch)[0]
+    assert torch.equal(veco.predict_features(states), encoder.predict_features(states))
+    ids = batch.ids[None, :7]
+    assert torch.equal(plain.model(ids).logits, encoder.model(ids).logits)
+
+
+@each_kind
+@pytest.mark.parametrize("even", [True, False])
+def test_plugged_in_it_is_hugging_faces_layers(kind: str, even: bool) -> None:
+    veco = make_veco(kind)
+    mine, theirs = ([5, 5], [9, 9]) if even else ([7, 3, 12], [4, 11, 1])
+    batch, read = pack(draw(mine, 0), pad_id=PAD), pack(draw(theirs, 1), pad_id=PAD)
+    found = veco.cross(batch, veco(read)[0], read)
+    pairs = zip(sequences(batch), sequences(read), strict=True)
+    expected = torch.cat([cross_by_layers(veco, ids, other) for ids, other in pairs])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fuses", [False, True])
+@pytest.mark.parametrize("row", [0, 32, 272])
+def test_each_of_a_pair_reads_the_other(fuses: bool, row: int) -> None:
+    """Without rows, in rows that several pairs share, and in rows too long for small matrices."""
+    veco = make_veco("roberta")
+    veco.fuses = fuses
+    sides = draw([7, 3, 12, 9, 1], 0), draw([4, 11, 1, 9, 2], 1)
+    shape = BatchShape(tokens=4 * row, row=row, sequences=10, budget=4 * row) if row else None
+    pairs = pack_pairs(*sides, shape=shape, pad_id=PAD)
+    (alone,) = veco(pairs.tokens)
+    found = veco.cross(pairs.tokens, alone[pairs.order], pairs.read)
+    assert found.isfinite().all()
+    every = sequences(pairs.tokens)
+    n_compared = 0
+    for number, ids in enumerate(every):
+        other = every[number ^ 1]
+        if len(ids) and len(other):
+            expected = cross_by_layers(veco, ids, other)
+            start = int(pairs.tokens.offsets[number])
+            part = found[start : start + len(ids)]
+            torch.testing.assert_close(part, expected, rtol=1e-5, atol=1e-5)
+            n_compared += 1
+    assert n_compared == 10
+
+
+def test_what_is_not_paired_does_not_matter() -> None:
+    veco = make_veco("bert")
+    batch, read = pack(draw([7, 3], 0), pad_id=PAD), pack(draw([4, 11], 1), pad_id=PAD)
+    keys = veco(read)[0].detach().clone()
+    before = veco.cross(batch, keys, read)
+    keys[4:] += 1
+    after = veco.cross(batch, keys, read)
+    assert torch.equal(after[:7], before[:7])
+    assert not torch.allclose(after[7:], before[7:], atol=1e-3)
+
+
+def test_nothing_is_learnt_through_the_keys() -> None:
+    veco = make_veco("roberta")
+    batch, read = pack(draw([7, 3], 0), pad_id=PAD), pack(draw([4, 11], 1), pad_id=PAD)
+    keys = veco(read)[0]
+    keys.retain_grad()
+    states = veco.cross(batch, keys, read)
+    (states.square().sum() + 0 * keys.sum()).backward()
+    assert keys.grad is not None
+    assert torch.equal(keys.grad, torch.zeros_like(keys))
+    for layer in veco.family.layers_of(veco.model):
+        assert layer.crossattention.self.key.weight.grad.abs().max() > 0  # type: ignore[union-attr, operator]
+
+
+@each_kind
+def test_it_starts_by_passing_on_what_it_gets(kind: str) -> None:
+    """It looks as the self-attention does, and S is near H whatever the norms are."""
+    encoder = make_encoder(kind)
+    generator = torch.Generator().manual_seed(0)
+    veco = Veco.plug(encoder)
+    for layer, start in zip(layers_of(veco), layers_of(encoder), strict=True):
+        expected, found = start.attention.self.state_dict(), layer.crossattention.self.state_dict()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in found)
+        assert not layer.crossattention.output.dense.weight.any()
+        norm, output = start.attention.output.LayerNorm, layer.crossattention.output
+        states = norm(torch.randn(50, 32, generator=generator))
+        far = (output(torch.randn(50, 32, generator=generator), states) - states).norm()
+        assert far < 0.3 * states.norm()
+        assert far < 0.3 * (norm(states) - states).norm()  # a copy of the norm would be far off
+
+
+def test_with_new_norms_it_starts_as_the_encoder(tiny_encoder: Encoder) -> None:
+    veco = Veco.plug(tiny_encoder)
+    batch, read = pack(draw([7, 3], 0), pad_id=PAD), pack(draw([4, 11], 1), pad_id=PAD)
+    found = veco.cross(batch, veco(read)[0], read)
+    torch.testing.assert_close(found, tiny_encoder(batch)[0], rtol=1e-3, atol=1e-3)
+
+
+def test_a_random_start_is_that_of_its_generator() -> None:
+    encoder = make_encoder("xlm-roberta")
+    one, same, other = (
+        Veco.plug(encoder, "random", torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    weight = "roberta.encoder.layer.1.crossattention.self.value.weight"
+    states = [veco.model.state_dict()[weight] for veco in (one, same, other)]
+    assert torch.equal(states[0], states[1])
+    assert not torch.allclose(states[0], states[2])
+    assert states[0].std() == pytest.approx(0.02, rel=0.1)
+
+
+def test_plugging_leaves_the_global_generator_alone() -> None:
+    encoder = make_encoder("bert")
+    before = torch.random.get_rng_state()
+    Veco.plug(encoder).unplug()
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_both_folders_load_anywhere(tiny_encoder: Encoder, tmp_path: Path) -> None:
+    veco = Veco.plug(tiny_encoder, "random", torch.Generator().manual_seed(5))
+    state = veco.model.state_dict()
+    veco.publish(tmp_path, dtype=torch.float32, state=state)
+    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert not any(name.endswith((".bin", ".pt")) for name in names)
+    for folder, kind in ((tmp_path, AutoModelForMaskedLM), (tmp_path / FULL, AutoModelForCausalLM)):
+        model, info = kind.from_pretrained(folder, output_loading_info=True)
+        assert not info["missing_keys"]
+        assert not info["unexpected_keys"]
+        assert model.config.add_cross_attention == (folder.name == FULL)
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        AutoModel.from_pretrained(folder)
+    batch = pack(draw([7, 3], 0), pad_id=PAD)
+    again = Veco.load(tmp_path)
+    expected, keys = tiny_encoder(batch)[0], veco(batch)[0]
+    assert torch.equal(again.cross(batch, keys, batch), veco.cross(batch, keys, batch))
+    for found in (again, Encoder.load(tmp_path), Encoder.load(tmp_path / FULL)):
+        assert torch.equal(found(batch)[0], expected)
+    assert not json.loads((tmp_path / "config.json").read_text())["is_decoder"]
+    assert find_full(tmp_path) == find_full(tmp_path / FULL) == tmp_path / FULL
+
+
+def test_it_is_a_causal_decoder(tiny_encoder: Encoder, tmp_path: Path) -> None:
+    veco = Veco.plug(tiny_encoder)
+    veco.publish(tmp_path, dtype=torch.float32, state=veco.model.state_dict())
+    decoder: Any = AutoModelForCausalLM.from_pretrained(tmp_path / FULL).eval()
+    batch, read = pack(draw([9], 0), pad_id=PAD), pack(draw([6], 1), pad_id=PAD)
+    keys = veco(read)[0][None]
+    for model in (veco.model, decoder):
+        whole: Any = model(batch.ids[None], encoder_hidden_states=keys).logits
+        start: Any = model(batch.ids[None, :4], encoder_hidden_states=keys).logits
+        torch.testing.assert_close(whole[:, :4], start)  # later words do not matter
+    translator = EncoderDecoderModel.from_encoder_decoder_pretrained(tmp_path, tmp_path / FULL)
+    encoded: Any = translator.eval().encoder(read.ids[None]).last_hidden_state
+    torch.testing.assert_close(encoded, keys)
+    written = translator.generate(
+        read.ids[None], decoder_start_token_id=0, pad_token_id=PAD, max_new_tokens=5, num_beams=2
+    )
+    assert written.shape[1] > 1
+
+
+def test_a_folder_without_cross_attention_is_told(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="this model has no cross-attention"):
+        Veco.load(tiny_folder)
+    assert find_full(tiny_folder) is None
+
+
+def test_a_damaged_full_folder_is_told(tiny_encoder: Encoder, tmp_path: Path) -> None:
+    veco = Veco.plug(tiny_encoder)
+    state = veco.model.state_dict()
+    missing = "roberta.encoder.layer.2.crossattention.self.key.weight"
+    veco.save(tmp_path, state={name: value for name, value in state.items() if name != missing})
+    with pytest.raises(InputError, match=f"1 tensors are missing.*{missing}"):
+        Veco.load(tmp_path)
+
+
+def test_modernbert_has_no_cross_attention() -> None:
+    sizes = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
+    encoder = Encoder(build_model(ModernBertConfig(**SIZES, **sizes)), None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="'modernbert' have no cross-attention"):
+        Veco.plug(encoder)

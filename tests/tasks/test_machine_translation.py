@@ -1,0 +1,94 @@
+"""BLEU and chrF against SacreBLEU's own functions, and where test sets are found."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+import pytest
+
+from calque.models.seq2seq import Seq2Seq
+from calque.tasks.machine_translation import (
+    find_test_sets,
+    measure_translation,
+    read_test_set,
+    score_translations,
+)
+from calque.tools.translator import Translator
+from calque.types import InputError
+
+# The example of SacreBLEU's README, with the score printed there.
+SYSTEM = [
+    "The dog bit the man.",
+    "It wasn't surprising.",
+    "The man had just bitten him.",
+]
+REFERENCE = [
+    "The dog bit the man.",
+    "It was not unexpected.",
+    "The man bit him first.",
+]
+
+
+def test_scores_are_sacrebleu_s() -> None:
+    import sacrebleu
+
+    found = score_translations(SYSTEM, REFERENCE, "en")
+    bleu = sacrebleu.corpus_bleu(SYSTEM, [REFERENCE])
+    assert found.bleu == pytest.approx(bleu.score)
+    assert found.chrf == pytest.approx(sacrebleu.corpus_chrf(SYSTEM, [REFERENCE]).score)
+    assert found.n_lines == 3
+    assert list(found.metrics) == ["bleu", "chrf"]
+    version = sacrebleu.__version__
+    assert found.bleu_signature == (
+        f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{version}"
+    )
+    assert found.chrf_signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|")
+
+
+def test_a_perfect_translation_has_100_and_chinese_is_split_by_character() -> None:
+    found = score_translations(["我们的客人几分钟后到。"], ["我们的客人几分钟后到。"], "zh")
+    assert found.bleu == pytest.approx(100)
+    assert found.chrf == pytest.approx(100)
+    assert "tok:zh" in found.bleu_signature
+
+
+def test_test_sets_are_pairs_of_files(tmp_path: Path) -> None:
+    (tmp_path / "test.en").write_text("One.\nTwo.\n")
+    with lzma.open(tmp_path / "test.de.xz", "wt") as stream:
+        stream.write("Eins.\nZwei.\n")
+    (tmp_path / "other.en").write_text("Alone.\n")
+    (tmp_path / "test.end").write_text("no language\n")
+    found = find_test_sets(tmp_path, "en", "de")
+    assert found == {"test": (tmp_path / "test.en", tmp_path / "test.de.xz")}
+    assert read_test_set(*found["test"]) == (["One.", "Two."], ["Eins.", "Zwei."])
+    (tmp_path / "test.en").write_text("One.\n")
+    with pytest.raises(InputError, match=r"test.de.xz: 2 lines, but 1 in .*test.en"):
+        read_test_set(*found["test"])
+    with pytest.raises(InputError, match=r"no test set from en to fr \(put X.en and X.fr there\)"):
+        find_test_sets(tmp_path, "en", "fr")
+
+
+def test_a_translator_is_measured(
+    translator_folder: Path, taught_pairs: list[tuple[str, str]]
+) -> None:
+    translator = Translator(Seq2Seq.load(translator_folder), target="de")
+    sources, references = ([pair[side] for pair in taught_pairs] for side in (0, 1))
+    n_done = 0
+
+    def note(n_lines: int) -> None:
+        nonlocal n_done
+        n_done += n_lines
+
+    found = measure_translation(translator, sources, references, on_progress=note)
+    assert found.bleu == pytest.approx(100)
+    assert n_done == found.n_lines == len(sources)
+    wrong = measure_translation(translator, sources, references[1:] + references[:1])
+    assert wrong.bleu < 20
+
+
+def test_mistakes_are_said() -> None:
+    with pytest.raises(InputError, match="2 translations for 1 references"):
+        score_translations(["a", "b"], ["a"])
+    with pytest.raises(InputError, match="no lines to score"):
+        score_translations([], [])

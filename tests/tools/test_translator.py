@@ -1,0 +1,188 @@
+"""Translating lines: order kept, long lines split, and the very words that `generate()` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calque.models.seq2seq import Seq2Seq
+from calque.tools import translator as tool
+from calque.tools.segments import cut_segments, cut_windows
+from calque.tools.translator import Candidate, Search, Translator, join_parts
+from calque.types import InputError
+
+Pairs = list[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def model(translator_folder: Path) -> Seq2Seq:
+    return Seq2Seq.load(translator_folder)
+
+
+@pytest.fixture(scope="module")
+def translator(model: Seq2Seq) -> Translator:
+    return Translator(model, target="de")
+
+
+def best(translator: Translator, lines: list[str]) -> list[str]:
+    return [group[0].text for group in translator.translate(lines)]
+
+
+def test_training_pairs_come_back_both_ways(model: Seq2Seq, taught_pairs: Pairs) -> None:
+    english, german = ([pair[side] for pair in taught_pairs] for side in (0, 1))
+    assert best(Translator(model, target="de"), english) == german
+    assert best(Translator(model, target="en"), german) == english
+
+
+def test_lines_keep_their_order_whatever_the_batches_and_blocks(
+    model: Seq2Seq, taught_pairs: Pairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [src for src, _ in taught_pairs] * 3
+    wanted = [tgt for _, tgt in taught_pairs] * 3
+    monkeypatch.setattr(tool, "BLOCK_LINES", 5)
+    for batch_tokens in (1, 60, 10_000):
+        assert best(Translator(model, target="de", batch_tokens=batch_tokens), lines) == wanted
+
+
+def test_lines_stream_in_blocks(
+    translator: Translator, taught_pairs: Pairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "BLOCK_LINES", 2)
+    n_read = 0
+
+    def read() -> Iterator[str]:
+        nonlocal n_read
+        for src, _ in taught_pairs:
+            n_read += 1
+            yield src
+
+    stream = translator.translate(read())
+    assert next(stream)[0].text == taught_pairs[0][1]
+    assert n_read == 2
+
+
+def test_empty_lines_stay_empty_and_in_place(translator: Translator, taught_pairs: Pairs) -> None:
+    lines = ["", taught_pairs[0][0], "  \t", taught_pairs[1][0], "\u200b"]
+    found, report = translator.translate_block(lines)
+    wanted = ["", taught_pairs[0][1], "", taught_pairs[1][1], ""]
+    assert [group[0].text for group in found] == wanted
+    assert (report.n_lines, report.n_empty, report.n_segments, report.n_unfinished) == (5, 3, 2, 0)
+    assert translator.translate_block([]) == ([], tool.TranslateReport())
+
+
+def test_long_lines_are_split_by_sentence_and_joined(
+    translator: Translator, taught_pairs: Pairs
+) -> None:
+    ended = [pair for pair in taught_pairs if pair[0][-1] in ".!?"][:7]
+    line = " ".join(src for src, _ in ended)
+    found, report = translator.translate_block(["", line, ended[0][0]])
+    assert found[1][0].text == " ".join(tgt for _, tgt in ended)
+    assert found[2][0].text == ended[0][1]
+    assert (report.n_long, report.n_cut, report.n_segments) == (1, 0, len(ended) + 1)
+
+
+def test_a_sentence_longer_than_the_model_is_cut_between_words(
+    translator: Translator, taught_pairs: Pairs
+) -> None:
+    endless = " ".join(src.rstrip(".!?") for src, _ in taught_pairs)
+    segments = cut_segments(translator.model.tokenizer, [endless], translator.longest, "en")
+    assert segments.n_cut == 1
+    assert len(segments.ids) > 1
+    assert segments.lengths.max() <= translator.longest
+    decoded = [translator.model.tokenizer.decode(ids) for ids in segments.ids]
+    assert " ".join(decoded).split() == endless.split()
+    found, report = translator.translate_block([endless])
+    assert found[0][0].text
+    assert report.n_cut == 1
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 9))
+def test_windows_cover_all_tokens(flags: list[bool], longest: int) -> None:
+    ids = np.arange(len(flags))
+    windows = cut_windows(ids, longest, np.array(flags))
+    assert np.concatenate(windows).tolist() == ids.tolist()
+    assert max(map(len, windows)) <= longest
+    for window in windows[1:]:
+        first = int(window[0])
+        assert flags[first] or not any(flags[first - longest + 1 : first + 1])
+
+
+def test_it_is_what_generate_gives(model: Seq2Seq, taught_pairs: Pairs) -> None:
+    """Unknown sentences too, in Hugging Face's own padding and on its own attention."""
+    from transformers import AutoTokenizer, EncoderDecoderModel
+
+    lines = [" ".join(src.split()[1:]) for src, _ in taught_pairs] + ["Who is it?", "No"]
+    bare = EncoderDecoderModel.from_pretrained(model.folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(model.folder)
+    translator = Translator(model, Search(4, length_penalty=0.6), target="en", batch_tokens=10_000)
+    encoded = tokenizer(lines, padding=True, return_tensors="pt")
+    written = bare.generate(
+        input_ids=encoded["input_ids"],
+        attention_mask=encoded["attention_mask"],
+        num_beams=4,
+        length_penalty=0.6,
+        decoder_start_token_id=tokenizer.convert_tokens_to_ids("<2en>"),
+        max_new_tokens=translator.limit(encoded["input_ids"].shape[1]),
+    )
+    wanted = [text.strip() for text in tokenizer.batch_decode(written, skip_special_tokens=True)]
+    assert best(translator, lines) == wanted
+
+
+def test_n_best_lists_begin_with_the_best(model: Seq2Seq, taught_pairs: Pairs) -> None:
+    line = taught_pairs[0][0]
+    alone = best(Translator(model, target="de"), [line])
+    (group,) = Translator(model, Search(n_best=3), target="de").translate([line])
+    assert len(group) == 3
+    assert group[0].text == alone[0]
+    scores = [each.score for each in group]
+    assert all(score is not None and score < 0 for score in scores)
+    assert scores == sorted(scores, key=lambda score: -(score or 0))
+    empty = next(Translator(model, Search(n_best=3), target="de").translate([""]))
+    assert [each.text for each in empty] == ["", "", ""]
+
+
+def test_scores_are_mean_log_probabilities(model: Seq2Seq, taught_pairs: Pairs) -> None:
+    """Against a pass of the model over what it wrote."""
+    translator = Translator(model, Search(n_best=2), target="de")
+    src = taught_pairs[2][0]
+    ids = model.tokenizer(src, add_special_tokens=False)["input_ids"]
+    written, scores = translator.generate([np.array(ids)])
+    assert scores is not None
+    for row, score in zip(written, scores, strict=True):
+        tokens = row[: int((row == 2).nonzero()[0]) + 1][None]
+        with torch.no_grad():
+            encoded = model.tokenizer(src, return_tensors="pt")["input_ids"]
+            logits = model.model(input_ids=encoded, decoder_input_ids=tokens[:, :-1]).logits
+        likely = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).sum()
+        assert score == pytest.approx(float(likely) / (tokens.shape[1] - 1), rel=1e-4)
+
+
+def test_parts_without_spaces_between_them() -> None:
+    parts = [[Candidate("はい。")], [Candidate("")], [Candidate("いいえ。")]]
+    assert join_parts(parts, "", 1) == [Candidate("はい。いいえ。")]
+    assert join_parts([], " ", 2) == [Candidate("", 0.0)] * 2
+
+
+def test_an_unfinished_translation_is_counted(
+    model: Seq2Seq, taught_pairs: Pairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Translator, "limit", lambda self, n_source: 3)
+    _, report = Translator(model, target="de").translate_block([src for src, _ in taught_pairs])
+    assert report.n_unfinished == len(taught_pairs)
+
+
+def test_mistakes_are_said(model: Seq2Seq) -> None:
+    with pytest.raises(InputError, match=r"several languages.*name one of de, en"):
+        Translator(model)
+    with pytest.raises(InputError, match=r"does not write fr \(name one of de, en\)"):
+        Translator(model, target="fr")
+    with pytest.raises(InputError, match="the 3 best of 2 beams"):
+        Search(beams=2, n_best=3)
+    with pytest.raises(InputError, match="one string was given"):
+        list(Translator(model, target="de").translate("Hello."))
