@@ -21,26 +21,20 @@ Along training, POS is measured with fewer sentences, at the layer two thirds up
 from __future__ import annotations
 
 import argparse
-import gc
 import hashlib
 import json
-import os
 import shutil
 import sys
 import tempfile
-import threading
 import time
-import traceback
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cell_board import Board, do_runs, remove_leftovers
 from metaxlm_report import (
     AER,
     BASE,
@@ -148,6 +142,16 @@ class Cell:
         """Name what runs share that can use the same compiled step."""
         return self.start, MONO if self.method == MONO else METHODS[self.method].step
 
+    @property
+    def priority(self) -> int:
+        """Put an English model of its own first: others wait for it."""
+        return int(self.method != MONO)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Put the first seeds first."""
+        return self.seed, list(METHODS).index(self.method if self.method in METHODS else BASE)
+
 
 def list_cells(options: argparse.Namespace) -> list[Cell]:
     """List the runs asked for, the first seeds first."""
@@ -182,6 +186,13 @@ def is_done(options: argparse.Namespace, cell: Cell) -> bool:
     return cell.method != MONO or (mono_folder(options, OWN) / "config.json").exists()
 
 
+def is_ready(options: argparse.Namespace, cell: Cell) -> bool:
+    """Tell whether a run's start is there: the English model of one's own comes first."""
+    if cell.start != OWN or cell.method == MONO:
+        return True
+    return (mono_folder(options, OWN) / "config.json").exists()
+
+
 def run_key(options: argparse.Namespace, cell: Cell) -> str:
     """Identify all that a result depends on."""
     names = ("steps", "rate", "batch_tokens", "set", "tiny", "languages")
@@ -192,170 +203,18 @@ def run_key(options: argparse.Namespace, cell: Cell) -> str:
     return hashlib.sha256(json.dumps([cell.name, settings, about]).encode()).hexdigest()[:16]
 
 
-# Workers.
-
-
-class Board:
-    """Gives runs to workers: to each those that it has compiled for, while there is time.
-
-    An English model of its own comes first: others wait for it, or take runs that need none.
-    """
-
-    def __init__(self, options: argparse.Namespace, cells: Sequence[Cell]) -> None:
-        self.options, self.pending = options, list(cells)
-        self.running: set[Cell] = set()
-        self.known: dict[int, set[tuple[str, str]]] = {}
-        self.seconds: dict[tuple[str, str], float] = {}
-        self.changed = threading.Condition()
-
-    def take(self, worker: int) -> Cell | None:
-        """Give the next run of a worker, or nothing when there is none or no time for it."""
-        with self.changed:
-            while self.pending:
-                ready = [cell for cell in self.pending if self._is_ready(cell)]
-                if ready:
-                    cell = min(ready, key=lambda cell: self._rank(cell, worker))
-                    if self.seconds_left() < 1.1 * self.seconds.get(cell.family, 0.0):
-                        return None
-                    self.pending.remove(cell)
-                    self.running.add(cell)
-                    self.known.setdefault(worker, set()).add(cell.family)
-                    return cell
-                if not self.running or self.seconds_left() < 0:
-                    return None
-                self.changed.wait(timeout=1)
-        return None
-
-    def finish(self, cell: Cell, seconds: float, problem: str | None) -> None:
-        """Note that a run has ended, and tell it."""
-        with self.changed:
-            self.running.discard(cell)
-            if problem is None:
-                self.seconds[cell.family] = seconds
-            word = "done" if problem is None else f"failed: {problem}"
-            passed = time.monotonic() - self.options.begin
-            print(f"{passed:6.0f} s  {cell.name}: {word}, {seconds:.0f} s", flush=True)
-            self.changed.notify_all()
-
-    def _is_ready(self, cell: Cell) -> bool:
-        if cell.start != OWN or cell.method == MONO:
-            return True
-        return (mono_folder(self.options, OWN) / "config.json").exists()
-
-    def _rank(self, cell: Cell, worker: int) -> tuple[Any, ...]:
-        is_new = cell.family not in self.known.get(worker, ())
-        serving = sum(cell.family in families for families in self.known.values())
-        waiting = Counter(other.family for other in self.pending)[cell.family]
-        burden = -waiting / (1 + serving) if is_new else 0
-        return (
-            cell.method != MONO,
-            is_new,
-            burden,
-            cell.seed,
-            list(METHODS).index(cell.method if cell.method in METHODS else BASE),
-        )
-
-    def seconds_left(self) -> float:
-        """Give the time until what still runs is given up."""
-        options = self.options
-        return float(60 * options.minutes - (time.monotonic() - options.begin))
-
-
 def do_all(options: argparse.Namespace) -> int:
     """Make the runs whose results are missing; count those that are missing still."""
     (options.out / "cells").mkdir(parents=True, exist_ok=True)
     unpack_results(options.out)
     wanted = list_cells(options)
-    for cell in wanted:  # what was given up the last time
-        for leftover in options.out.glob(f".{cell.name}.*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+    remove_leftovers(options.out, wanted)
     missing = [cell for cell in wanted if not is_done(options, cell)]
     if missing == [Cell(OWN, MONO, 1)]:  # nothing is left that needs it
         missing = []
     print(f"{len(missing)} runs of {len(wanted)} to do, {options.jobs} at a time", flush=True)
-    board = Board(options, missing)
-    if options.jobs == 1:
-        while (cell := board.take(0)) is not None:
-            board.finish(cell, *do_cell_safely(options, cell))
-    else:
-        serve_all(options, board)
+    do_runs(options, Board(options, missing, partial(is_ready, options)), do_cell)
     return sum(not is_done(options, cell) for cell in wanted if cell.method != MONO)
-
-
-def serve_all(options: argparse.Namespace, board: Board) -> None:
-    """Start the workers, hand them runs, and end them when the time is over."""
-    import multiprocessing
-
-    n_threads = str(max(1, (os.cpu_count() or 1) // options.jobs))
-    for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
-        os.environ.setdefault(name, n_threads)
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in range(options.jobs)]
-    workers = [
-        context.Process(target=serve, args=(pipe[1], options, number))
-        for number, pipe in enumerate(pipes)
-    ]
-    for worker, pipe in zip(workers, pipes, strict=True):
-        worker.start()
-        pipe[1].close()  # or nobody would notice the end of a worker
-    threads = [
-        threading.Thread(target=hand_out, args=(board, number, pipe[0]), daemon=True)
-        for number, pipe in enumerate(pipes)
-    ]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=max(0.0, board.seconds_left()))
-        for worker in workers:
-            worker.join(timeout=2 if board.seconds_left() > 0 else 0)
-    finally:
-        for worker in workers:
-            worker.kill()
-
-
-def hand_out(board: Board, number: int, pipe: Any) -> None:
-    """Give one worker run after run."""
-    while (cell := board.take(number)) is not None:
-        try:
-            pipe.send(cell)
-            seconds, problem = pipe.recv()
-        except (EOFError, OSError):  # it is gone
-            return board.finish(cell, 0.0, "the worker died")
-        board.finish(cell, seconds, problem)
-    with suppress(OSError):
-        pipe.send(None)
-    return None
-
-
-def serve(pipe: Any, options: argparse.Namespace, number: int) -> None:
-    """Make runs in this process as they are given, with what they tell in a file."""
-    with (options.out / f"worker-{number}.log").open("a", buffering=1) as log:
-        for stream in (1, 2):
-            os.dup2(log.fileno(), stream)
-        while (cell := pipe.recv()) is not None:
-            pipe.send(do_cell_safely(options, cell))
-
-
-def do_cell_safely(options: argparse.Namespace, cell: Cell) -> tuple[float, str | None]:
-    """Make one run; give the seconds it took, and what went wrong."""
-    begin, problem = time.monotonic(), None
-    try:
-        do_cell(options, cell)
-    except Exception as error:  # noqa: BLE001  other runs can still be made
-        traceback.print_exc()
-        problem = f"{type(error).__name__}: {error}".splitlines()[0]
-    release_memory()
-    return time.monotonic() - begin, problem
-
-
-def release_memory() -> None:
-    """Give back what a run held on the GPU."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 # One run.
@@ -368,7 +227,6 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
     from calque.text.files import write_atomically
     from calque.training.loop import train
 
-    share_compiled_steps()
     times = {"begin": time.perf_counter()}
     with tempfile.TemporaryDirectory(prefix=f".{cell.name}.", dir=options.out) as place:
         run = Path(place) / "run"
@@ -404,18 +262,6 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
     }
     with write_atomically(result_path(options.out, cell)) as stream:
         json.dump(result, stream)
-
-
-@cache
-def share_compiled_steps() -> None:
-    """Let runs in one process share what is compiled: the shape of batches is drawn by seed."""
-    import torch
-
-    from calque.training import data
-
-    torch._dynamo.config.recompile_limit = 64
-    sample = data._sample_lengths
-    data._sample_lengths = lambda parts, shares, seed: sample(parts, shares, 0)
 
 
 def grow_start(options: argparse.Namespace, cell: Cell, out: Path) -> dict[str, Any]:

@@ -62,13 +62,19 @@ def unpack_results(out: Path) -> None:
                 path.write_text(json.dumps(result))
 
 
-def read_results(out: Path) -> Results:
-    """Read what runs have left, by start and method in the order of their declaration."""
+def bundle_results(out: Path) -> dict[str, dict[str, Any]]:
+    """Put what runs have left into one file, and give it by their names."""
     (out / "cells").mkdir(parents=True, exist_ok=True)
     unpack_results(out)
     paths = sorted((out / "cells").glob("*.json"))
     cells = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
     (out / "study.json").write_text(json.dumps({"cells": cells}) + "\n", encoding="utf-8")
+    return cells
+
+
+def read_results(out: Path) -> Results:
+    """Read what runs have left, by start and method in the order of their declaration."""
+    cells = bundle_results(out)
     found: Results = {}
     for start in (OWN, MINILM):
         for method in TITLES:
