@@ -9,6 +9,7 @@ import pytest
 
 from calque.report.plots import (
     check_plot,
+    plot_curves,
     plot_layers,
     plot_transfer,
     save_plot,
@@ -103,3 +104,19 @@ def test_no_transfer_to_draw() -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(InputError, match="no transfer to draw"):
         plot_transfer({"a": []})
+
+
+def test_a_panel_a_title_and_runs_keep_their_colors() -> None:
+    pytest.importorskip("matplotlib")
+    panels = {"en → de": {"XLM": [(1, 2.0), (3, 4.0)], "VECO": [(1, 5.0)]}, "de → en": {}}
+    panels["de → en"] = {"VECO": [(2, 7.0)]}
+    figure = plot_curves(panels, across="updates", label="BLEU")
+    first, second = figure.axes
+    assert [panel.get_title() for panel in (first, second)] == list(panels)
+    xlm, veco = first.get_lines()
+    assert list(xlm.get_xdata()) == [1, 3]
+    assert list(xlm.get_ydata()) == [2.0, 4.0]
+    assert second.get_lines()[0].get_color() == veco.get_color() != xlm.get_color()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["XLM", "VECO"]
+    with pytest.raises(InputError, match="no curves to draw"):
+        plot_curves({"en → de": {}}, across="updates", label="BLEU")

@@ -101,6 +101,37 @@ def plot_transfer(
     return figure
 
 
+def plot_curves(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], *, across: str, label: str
+) -> Figure:
+    """Draw (step, value) of runs, a line a run, a panel for each title.
+
+    With BLEU by updates it is the picture in Table 3 of VECO (Luo et al., 2021).
+    """
+    from matplotlib.figure import Figure
+
+    runs = list(dict.fromkeys(run for curves in panels.values() for run in curves))
+    if not runs:
+        raise InputError("no curves to draw", fix="give a run")
+    width, height = PANEL_INCHES
+    figure = Figure(figsize=(width * len(panels), height + 0.6), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False).ravel()
+    handles = {}
+    for (title, curves), panel in zip(panels.items(), axes, strict=True):
+        for run, points in curves.items():
+            steps, values = ([point[side] for point in points] for side in (0, 1))
+            _draw_line(panel, steps, values, runs.index(run), run)
+        panel.set_title(title, fontsize="medium")
+        lines, names = panel.get_legend_handles_labels()
+        handles |= dict(zip(names, lines, strict=True))
+    figure.supxlabel(across)
+    figure.supylabel(label)
+    shown = [handles[run] for run in runs]
+    columns = min(len(runs), LEGEND_COLUMNS)
+    figure.legend(shown, runs, loc="outside upper center", ncols=columns, frameon=False)
+    return figure
+
+
 def save_plot(figure: Figure, path: Path) -> None:
     """Write a picture, whole or not at all."""
     draft = path.with_name(f".{path.stem}.partial{path.suffix}")

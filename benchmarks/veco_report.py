@@ -1,0 +1,373 @@
+"""Tables and pictures of what benchmarks/veco_study.py has found; it is called from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from metaxlm_report import (
+    AER,
+    MEASURES,
+    NER,
+    POS,
+    SIGNS,
+    TATOEBA,
+    at_best,
+    bundle_results,
+    collect,
+    make_table,
+    show,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Values = npt.NDArray[np.float64]
+    Runs = list[dict[str, Any]]
+
+SCRATCH, MINI = "scratch", "mini"
+STARTS = (SCRATCH, MINI)
+NONE, XLM, MBART, VECO = METHODS = ("none", "xlm", "mbart", "veco")
+DIRECTIONS = ("en-de", "de-en")
+FULL, LAST, FIRST, FRESH = "full", "last", "first", "fresh"
+NAMES = {XLM: "XLM", MBART: "mBART", VECO: "VECO"}
+UNDERSTANDING = (TATOEBA, AER, POS, NER)
+# What the paper finds: the first above the second, in what.
+CLAIMS = (
+    ("Tables 3 and 5", VECO, XLM, (*UNDERSTANDING, *DIRECTIONS)),
+    ("Tables 3 and 5", VECO, MBART, (*UNDERSTANDING, *DIRECTIONS)),
+    ("Table 3", VECO, NONE, DIRECTIONS),
+    ("Table 3", XLM, NONE, DIRECTIONS),
+    ("Table 5", XLM, MBART, UNDERSTANDING),
+    ("Table 5", MBART, XLM, DIRECTIONS),
+)
+GOAL = 5.0  # BLEU above random weights
+READING = """Means ± sample standard deviations over seeds. A difference counts if it exceeds the
+larger standard deviation of both sides; with one seed it is open. Layers are those that are best on
+these tests, by the mean over the seeds."""
+
+
+def name_start(start: str, method: str) -> str:
+    """Name what a translation starts from."""
+    if start == SCRATCH:
+        return NAMES.get(method, "random")
+    return "calque-mini" if method == NONE else f"calque-mini + {NAMES[method]}"
+
+
+def name_direction(direction: str) -> str:
+    return direction.replace("-", " → ")
+
+
+class Results:
+    """What the runs have left."""
+
+    def __init__(self, cells: Iterable[dict[str, Any]]) -> None:
+        self.cells = sorted(cells, key=lambda cell: cell["seed"])
+
+    def pretrained(self, start: str, method: str) -> Runs:
+        """Give the runs of a method that have scores."""
+        mine = (start, method, "")
+        found = [c for c in self.cells if (c["start"], c["method"], c["direction"]) == mine]
+        return [cell for cell in found if "scores" in cell]
+
+    def translated(self, direction: str, start: str, method: str, decoder: str = FULL) -> Runs:
+        """Give the runs of a translation."""
+        mine = (direction, start, method, decoder)
+        names = ("direction", "start", "method", "decoder")
+        return [cell for cell in self.cells if tuple(cell[name] for name in names) == mine]
+
+    def values(self, measure: str, start: str, method: str) -> Values:
+        """Give the figures of a method by seed: a measure of the encoder, or a direction's BLEU."""
+        if measure in DIRECTIONS:
+            return np.array([run["bleu"] for run in self.translated(measure, start, method)])
+        runs = self.pretrained(start, method)
+        return at_best(runs, measure)[0] if runs else np.array([])
+
+
+# Comparing.
+
+
+def judge(one: Values, other: Values, sign: int = 1) -> str:
+    """Compare means: a difference counts beyond the larger of both sample standard deviations."""
+    if not len(one) or not len(other):
+        return "–"
+    gain = sign * (one.mean() - other.mean())
+    spreads = [side.std(ddof=1) if len(side) > 1 else np.inf for side in (one, other)]
+    verdict = "open"
+    if abs(gain) > max(spreads):
+        verdict = "holds" if gain > 0 else "reversed"
+    return f"{gain:+.1f}, {verdict}".replace("-", "−")
+
+
+def show_mean(values: Values) -> str:
+    return show(values, None, "") if len(values) else "–"
+
+
+def show_gain(values: Values, before: Values) -> str:
+    if not len(values) or not len(before):
+        return "–"
+    return f"{values.mean() - before.mean():+.1f}".replace("-", "−")
+
+
+# The report.
+
+
+def write_report(out: Path, path: Path | None = None) -> None:
+    """Write tables and pictures of all results that there are, by default into OUT/study.md."""
+    results, path = Results(bundle_results(out).values()), path or out / "study.md"
+    pictures = draw_pictures(results, path)
+    parts = ["# VECO in small", describe_runs(results)]
+    parts += ["## Goals", list_goals(results)]
+    parts += ["## Translation (Table 3)", tabulate_translation(results), tabulate_curves(results)]
+    parts += [f"![]({picture.name})" for picture in pictures if "curves" in picture.name]
+    parts += ["## Shallow decoders (Table 4)", tabulate_decoders(results)]
+    parts += ["## Ways to pre-train (Table 5)"]
+    parts += [tabulate_pretraining(results, start) for start in STARTS]
+    parts += [f"![]({picture.name})" for picture in pictures if "layers" in picture.name]
+    for start in STARTS:
+        parts += [f"## Where the paper's order holds, {start}", tabulate_claims(results, start)]
+    for measure, title in MEASURES.items():
+        parts += [f"## {title} by layer", tabulate_layers(results, measure)]
+    parts += ["## Cost", tabulate_cost(results)]
+    path.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+    print(f"{path}: {len(results.cells)} runs")
+
+
+def describe_runs(results: Results) -> str:
+    """Say what was run, and how to read the tables."""
+    if not results.cells:
+        return "No results yet."
+    lines = []
+    kinds = {
+        "pre-training from scratch": [
+            run for m in METHODS for run in results.pretrained(SCRATCH, m)
+        ],
+        "pre-training from calque-mini": [
+            run for m in METHODS[1:] for run in results.pretrained(MINI, m)
+        ],
+        "translation": [run for run in results.cells if run["direction"]],
+    }
+    for kind, runs in kinds.items():
+        settings = {
+            f"{run['steps']:,} steps of {' + '.join(map(str, run['batch_tokens']))} tokens, "
+            f"highest learning rate {run['rate']:g}"
+            for run in runs
+        }
+        lines += [f"- {len(runs)} runs of {kind}: {'; '.join(sorted(settings))}."] if runs else []
+    devices = ", ".join(sorted({run["device"] for run in results.cells}))
+    tests = sorted({f"{run['test']}, {run['n_lines']:,} lines" for run in kinds["translation"]})
+    signatures = sorted({name for run in kinds["translation"] for name in run["signatures"]})
+    lines += [f"- BLEU and chrF of Multi30k's {'; '.join(tests)}: {', '.join(signatures)}."]
+    return "\n".join([f"On {devices}.", "", *lines, "", READING])
+
+
+def list_goals(results: Results) -> str:
+    """Say whether VECO's start beats random weights by so much, and XLM's beyond the deviation."""
+    lines = []
+    for start in STARTS:
+        for direction in DIRECTIONS:
+            veco, xlm = (results.values(direction, start, method) for method in (VECO, XLM))
+            random = results.values(direction, SCRATCH, NONE)
+            name = f"{name_start(start, VECO)}, {name_direction(direction)}"
+            if len(veco) and len(random):
+                gain = veco.mean() - random.mean()
+                word = "reached" if gain >= GOAL else "not reached"
+                told = (
+                    f"{gain:+.1f} BLEU over random weights at equal updates, goal +{GOAL:g}: {word}"
+                )
+                lines.append(f"- {name}: {told}.")
+            if len(veco) and len(xlm):
+                deviations = ", ".join(show_mean(values) for values in (veco, xlm))
+                lines.append(f"- {name}: over XLM {judge(veco, xlm)} ({deviations}).")
+    return "\n".join(lines)
+
+
+def list_starts(results: Results) -> list[tuple[str, str]]:
+    """List what translations started from, in the order of the tables."""
+    every = [(start, method) for start in STARTS for method in METHODS]
+    return [pair for pair in every if any(results.translated(name, *pair) for name in DIRECTIONS)]
+
+
+def tabulate_translation(results: Results) -> str:
+    """Compare what translation starts from, with random weights and with XLM of the same start."""
+    header = ["start", "seeds"]
+    for direction in DIRECTIONS:
+        name = name_direction(direction)
+        header += [f"{name} BLEU", "over random", "over XLM", "chrF"]
+    rows = []
+    for start, method in list_starts(results):
+        counts = [len(results.translated(name, start, method)) for name in DIRECTIONS]
+        cells = [name_start(start, method), ", ".join(map(str, dict.fromkeys(counts)))]
+        for direction in DIRECTIONS:
+            bleu = results.values(direction, start, method)
+            chrf = [run["chrf"] for run in results.translated(direction, start, method)]
+            random, xlm = (
+                results.values(direction, *other) for other in ((SCRATCH, NONE), (start, XLM))
+            )
+            cells += [show_mean(bleu), show_gain(bleu, random), show_gain(bleu, xlm)]
+            cells.append(show_mean(np.array(chrf)))
+        rows.append(cells)
+    return make_table(header, rows)
+
+
+def average_curve(runs: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
+    """Average the learning curves of several seeds."""
+    return [(int(step), float(bleu)) for step, bleu in np.mean([r["curve"] for r in runs], axis=0)]
+
+
+def tabulate_curves(results: Results) -> str:
+    """Write BLEU on validation sentences along training, greedy."""
+    rows, steps = [], []
+    for direction in DIRECTIONS:
+        for start, method in list_starts(results):
+            runs = results.translated(direction, start, method)
+            if runs:
+                steps = [step for step, _ in average_curve(runs)]
+                points = np.array([[bleu for _, bleu in run["curve"]] for run in runs]).T
+                shown = [show_mean(point) for point in points]
+                rows.append([f"{name_direction(direction)}, {name_start(start, method)}", *shown])
+    return make_table(["BLEU on val, greedy, at update", *(f"{n:,}" for n in steps)], rows)
+
+
+def tabulate_decoders(results: Results) -> str:
+    """Compare decoders of all, the last and the first layers, and a cross-attention drawn anew."""
+    direction = DIRECTIONS[0]
+    kinds = {
+        "random, all layers": (SCRATCH, NONE, FULL),
+        "random, few layers": (SCRATCH, NONE, LAST),
+        "VECO, first layers": (MINI, VECO, FIRST),
+        "VECO, last layers": (MINI, VECO, LAST),
+        "VECO, all layers": (MINI, VECO, FULL),
+        "VECO, all layers, cross-attention drawn anew": (MINI, VECO, FRESH),
+    }
+    runs = {name: results.translated(direction, *kind) for name, kind in kinds.items()}
+    bleu = {name: np.array([run["bleu"] for run in mine]) for name, mine in runs.items()}
+    rows = [
+        [
+            name,
+            str(len(mine)),
+            show_mean(bleu[name]),
+            show_mean(np.array([run["chrf"] for run in mine])),
+            f"{np.mean([run['seconds']['score'] for run in mine]):.0f}",
+        ]
+        for name, mine in runs.items()
+        if mine
+    ]
+    every, few = list(kinds), "VECO, last layers"
+    claims = [
+        ("last above first", few, "VECO, first layers"),
+        ("all above last", "VECO, all layers", few),
+        ("VECO's last above as many random layers", few, every[1]),
+        ("VECO's cross-attention above a random one", "VECO, all layers", every[5]),
+    ]
+    lines = [f"- {name}: {judge(bleu[one], bleu[other])}" for name, one, other in claims]
+    header = [f"decoder, {name_direction(direction)}", "seeds", "BLEU", "chrF", "s to score"]
+    return "\n".join([make_table(header, rows), "", *lines])
+
+
+def tabulate_pretraining(results: Results, start: str) -> str:
+    """Compare methods as encoders, and by the translation learnt from them."""
+    header = [start, "seeds", "Tatoeba", "AER", "POS en", "POS others", "NER en", "NER others"]
+    header += [f"BLEU {name_direction(direction)}" for direction in DIRECTIONS]
+    rows = []
+    for method in METHODS:
+        runs = results.pretrained(start, method)
+        if not runs:
+            continue
+        cells = [name_start(start, method), str(len(runs))]
+        for measure in (TATOEBA, AER):
+            values, layer = at_best(runs, measure)
+            cells.append(f"{show_mean(values)} at {layer}")
+        for measure in (POS, NER):
+            values, layer = at_best(runs, measure)
+            english = collect(runs, measure, "en")[:, layer]
+            cells += [show_mean(english), f"{show_mean(values)} at {layer}"]
+        cells += [show_mean(results.values(direction, start, method)) for direction in DIRECTIONS]
+        rows.append(cells)
+    return make_table(header, rows) if rows else ""
+
+
+def tabulate_claims(results: Results, start: str) -> str:
+    """Say where the paper's order holds."""
+    columns = {measure: MEASURES[measure] for measure in UNDERSTANDING}
+    columns |= {direction: f"BLEU {name_direction(direction)}" for direction in DIRECTIONS}
+    rows = []
+    for table, better, worse, measures in CLAIMS:
+        other = (SCRATCH, NONE) if worse == NONE else (start, worse)
+        cells = [f"{name_start(start, better)} above {name_start(*other)} ({table})"]
+        for measure in columns:
+            one, two = results.values(measure, start, better), results.values(measure, *other)
+            told = judge(one, two, SIGNS.get(measure, 1))
+            cells.append(told if measure in measures else "")
+        rows.append(cells)
+    return make_table(["gain, more is better", *columns.values()], rows)
+
+
+def tabulate_layers(results: Results, measure: str) -> str:
+    """Compare methods layer by layer."""
+    rows, width = [], 0
+    for start in STARTS:
+        for method in METHODS:
+            runs = results.pretrained(start, method)
+            if runs:
+                columns = collect(runs, measure).T
+                width = len(columns)
+                rows.append([name_start(start, method), *map(show_mean, columns)])
+    return make_table(["layer", *map(str, range(width))], rows)
+
+
+def tabulate_cost(results: Results) -> str:
+    """Say what runs cost, beside the others on the same device."""
+    rows = []
+    groups: dict[str, Runs] = {}
+    for run in results.cells:
+        what = name_direction(run["direction"]) if run["direction"] else "pre-training"
+        name = f"{what}, {name_start(run['start'], run['method'])}"
+        name += f", {run['decoder']}" if run["decoder"] != FULL else ""
+        groups.setdefault(name, []).append(run)
+    for name, runs in groups.items():
+        speeds = [run["speed"] for run in runs if run["speed"]]
+        seconds = [
+            f"{np.mean([run['seconds'][part] for run in runs]):.0f}" for part in ("train", "score")
+        ]
+        rows.append([name, str(len(runs)), f"{np.mean(speeds):,.0f}" if speeds else "–", *seconds])
+    return make_table(["", "runs", "tokens/s", "s to train", "s to score"], rows)
+
+
+def draw_pictures(results: Results, report: Path) -> list[Path]:
+    """Draw learning curves and all measures by layer, if there is matplotlib."""
+    from calque.report.plots import check_plot, plot_curves, plot_layers, save_plot
+    from calque.types import MissingExtra, Score
+
+    paths = {kind: report.with_name(f"{report.stem}-{kind}.png") for kind in ("curves", "layers")}
+    try:
+        check_plot(paths["curves"])
+    except MissingExtra as error:
+        print(f"no pictures: {error}")
+        return []
+    drawn = []
+    panels = {
+        name_direction(direction): {
+            name_start(*pair): average_curve(runs)
+            for pair in list_starts(results)
+            if (runs := results.translated(direction, *pair))
+        }
+        for direction in DIRECTIONS
+    }
+    if any(panels.values()):
+        save_plot(plot_curves(panels, across="updates", label="BLEU"), paths["curves"])
+        drawn.append(paths["curves"])
+    scores = [
+        Score(name_start(start, method), "", title, "percent", float(value) / 100, len(runs), layer)
+        for measure, title in MEASURES.items()
+        for start in STARTS
+        for method in METHODS
+        if (runs := results.pretrained(start, method))
+        for layer, value in enumerate(collect(runs, measure).mean(axis=0))
+    ]
+    if scores:
+        save_plot(plot_layers(scores, "percent", label="%"), paths["layers"])
+        drawn.append(paths["layers"])
+    return drawn
