@@ -29,7 +29,8 @@ from transformers.utils import logging as transformers_logging
 
 from calque.models.encoder import Encoder
 from calque.models.heads import NO_LABEL
-from calque.tasks.classification import ClassExamples, TextClassifier, encode_texts
+from calque.tasks.class_examples import ClassExamples, encode_texts
+from calque.tasks.classification import TextClassifier
 from calque.tasks.finetuning import fine_tune
 from calque.tasks.pair_classification import find_files as find_pairs
 from calque.tasks.tag_examples import TagExamples, encode_tagged

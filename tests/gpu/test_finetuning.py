@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from calque.models.encoder import Encoder
-from calque.tasks.classification import TextClassifier, encode_texts
+from calque.tasks.class_examples import encode_texts
+from calque.tasks.classification import TextClassifier
 from calque.tasks.finetuning import FineTuned, fine_tune
 from calque.tasks.head_task import HeadModel
 from calque.tasks.tag_examples import TagExamples, encode_tagged

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from transformers import get_linear_schedule_with_warmup
 
 from calque.models.encoder import Encoder
-from calque.tasks.classification import ClassBatch, ClassExamples, TextClassifier, encode_texts
+from calque.tasks.class_examples import ClassBatch, ClassExamples, encode_texts
+from calque.tasks.classification import TextClassifier
 from calque.tasks.finetuning import fine_tune, plan_epoch, predict
 from calque.tasks.replay import copy_tensors, sizes_of, tensors_of
 from calque.tasks.tag_examples import TagExamples, encode_tagged

@@ -8,12 +8,21 @@ from pathlib import Path
 import pytest
 
 from calque.models.seq2seq import Seq2Seq
+from calque.tasks.cell_runner import CellRunner
+from calque.tasks.entrants import find_entrants
 from calque.tasks.machine_translation import (
+    choose_directions,
     find_test_sets,
+    list_directions,
     measure_translation,
+    measure_translations,
     read_test_set,
     score_translations,
 )
+from calque.tasks.rows import make_rows
+from calque.tasks.study import plan_cells
+from calque.tasks.suite import find_kinds
+from calque.tasks.task_settings import TaskSettings
 from calque.tools.translator import Translator
 from calque.types import InputError
 
@@ -92,3 +101,60 @@ def test_mistakes_are_said() -> None:
         score_translations(["a", "b"], ["a"])
     with pytest.raises(InputError, match="no lines to score"):
         score_translations([], [])
+
+
+@pytest.fixture
+def news(tmp_path: Path, taught_pairs: list[tuple[str, str]]) -> Path:
+    """The pairs that the tiny translator knows as a test set, English packed."""
+    folder = tmp_path / "translation"
+    folder.mkdir()
+    sides = ["".join(f"{pair[side]}\n" for pair in taught_pairs) for side in (0, 1)]
+    (folder / "newstest2014.en.xz").write_bytes(lzma.compress(sides[0].encode()))
+    (folder / "newstest2014.de").write_text(sides[1], encoding="utf-8")
+    (folder / "newstest2014.fr").write_text(sides[1], encoding="utf-8")
+    return tmp_path
+
+
+def test_the_task_in_both_directions(translator_folder: Path, news: Path) -> None:
+    settings, steps = TaskSettings(), []
+    asked = list_directions(news, settings, task="translation")
+    assert asked == ["de-en", "de-fr", "en-de", "en-fr", "fr-de", "fr-en"]
+    outcomes = measure_translations(
+        Seq2Seq.load(translator_folder),
+        news,
+        task="translation",
+        languages=asked,
+        settings=settings,
+        seed=0,
+        on_progress=lambda done, total: steps.append((done, total)),
+    )
+    assert [outcome.language for outcome in outcomes] == ["de-en", "en-de"]
+    assert steps[-1] == (16, 16)
+    for outcome in outcomes:
+        assert outcome.metrics["bleu"] == pytest.approx(100)
+        assert outcome.items is None and outcome.n_items == 8
+        assert outcome.counts == {"directions_not_taught": 4}
+        assert "tok:13a" in outcome.notes["bleu"]
+
+
+def test_the_task_in_a_grid(translator_folder: Path, tiny_folder: Path, news: Path) -> None:
+    kinds = find_kinds(["translation"])
+    folders = [f"good={translator_folder}", f"plain={tiny_folder}", f"floor=random:{tiny_folder}"]
+    entrants = find_entrants(folders, of_vectors=False)
+    cells, _ = plan_cells(entrants, kinds, [1], news, languages=["en-de"])
+    runner = CellRunner("cpu")
+    results = [runner.run(cell) for cell in cells]
+    (row,) = make_rows(cells[0], results[0])
+    assert row["language"] == "en-de" and row["metric"] == "bleu"
+    assert row["value"] == pytest.approx(100) and "nrefs:1" in row["notes"]["bleu"]
+    assert "is no encoder–decoder" in (results[1].error or "")
+    assert "random weights translate nothing" in (results[2].error or "")
+    assert [cell.seed for cell in cells] == [None, None, 1]
+
+
+def test_what_a_model_was_not_taught(translator_folder: Path, news: Path) -> None:
+    model = Seq2Seq.load(translator_folder)
+    with pytest.raises(InputError, match="this model translates de-en en-de, not en-fr"):
+        choose_directions(model, ["en-fr"])
+    with pytest.raises(InputError, match=r"no files of multi30k here"):
+        list_directions(news, TaskSettings(), task="multi30k")

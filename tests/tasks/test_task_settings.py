@@ -7,7 +7,7 @@ import pytest
 from calque.tasks.task_settings import TaskSettings
 from calque.types import InputError
 
-OTHER = {"setting": "features", "head": "crf", "select": "best", "precision": "fp32"}
+OTHER = {"setting": "features", "head": "crf", "select": "best", "precision": "fp32", "plug": "in"}
 
 
 def test_every_field_is_in_the_hash() -> None:
@@ -41,6 +41,8 @@ def test_the_same_choices_have_the_same_hash() -> None:
         {"head": "tree"},
         {"select": "first"},
         {"precision": "fp8"},
+        {"plug": "both"},
+        {"plug": "in", "setting": "features"},
         {"weight_decay": -1.0},
         {"max_grad_norm": 0.0},
     ],

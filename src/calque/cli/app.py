@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from calque.cli.align import align
+from calque.cli.attention import attention
 from calque.cli.compare import compare
 from calque.cli.data import data
-from calque.cli.attention import attention
 from calque.cli.demo import demo
 from calque.cli.embed import embed
 from calque.cli.evaluate import evaluate
@@ -29,9 +29,9 @@ from calque.cli.translate import translate
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "align": align,
+    "attention": attention,
     "compare": compare,
     "data": data,
-    "attention": attention,
     "demo": demo,
     "embed": embed,
     "evaluate": evaluate,

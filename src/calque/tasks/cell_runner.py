@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calque.tasks.entrants import EncoderShelf
+from calque.tasks.entrants import EncoderShelf, load_translator
 from calque.tasks.rows import CellResult
 from calque.tasks.suite import load_function
 from calque.types import InputError, first_line
@@ -83,7 +83,10 @@ class CellRunner:
         # What is trained needs its weights in full; the task computes in less where it pays.
         is_halved = self.device.type == "cuda" and not cell.kind.trained
         dtype = torch.bfloat16 if is_halved else torch.float32
-        return self._shelf.take(cell.entrant, cell.seed, self.device, dtype)
+        if cell.kind.of_translators:
+            return load_translator(cell.entrant, self.device, dtype)
+        plugged = cell.kind.trained and cell.settings.plug == "in"
+        return self._shelf.take(cell.entrant, cell.seed, self.device, dtype, plugged=plugged)
 
     def _clean(self) -> None:
         """Let go of the last model's memory before the next is measured."""

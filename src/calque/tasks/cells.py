@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -61,7 +61,7 @@ def hash_settings(
     task: str, kind: TaskKind, settings: TaskSettings, languages: Sequence[str] | None
 ) -> str:
     """Name the settings a task looks at, and the languages it is measured in."""
-    values = asdict(settings)
+    values = settings.values
     used = values if kind.trained else {name: values.get(name) for name in kind.reads}
     return hash_values([task, used, None if languages is None else list(languages)])
 

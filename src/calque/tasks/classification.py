@@ -1,86 +1,46 @@
-"""Sentences and pairs of sentences as examples of a classifier, and the classifier."""
+"""A classifier of texts on top of an encoder, and how it learns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from calque.models.heads import NO_LABEL, SentenceClassifier, mean_cross_entropy
+from calque.models.heads import SentenceClassifier, mean_cross_entropy
+from calque.tasks.class_examples import ClassBatch, ClassExamples, encode_texts
+from calque.tasks.class_pairs import ClassPairs, encode_class_pairs
 from calque.tasks.finetuning import predict
 from calque.tasks.head_task import HeadModel, longest_sequence, place_on
-from calque.tasks.lesson import Lesson, Scored
+from calque.tasks.lesson import Lesson, PlugIn, Scored
 from calque.tasks.outcome import Items
-from calque.text.batching import BatchShape, Ragged, reorder
+from calque.tasks.partners import Partners
 from calque.text.labelled import LabelledText
-from calque.text.placing import place_sequences
-from calque.text.tokenization import lift_limits
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from jaxtyping import Float, Int
+    import torch
+    from jaxtyping import Float
     from torch import Tensor
-    from transformers import PreTrainedTokenizerFast
 
     from calque.models.encoder import Encoder
     from calque.tasks.corpus import Corpus
     from calque.tasks.task_settings import TaskSettings
-    from calque.types import TokenBatch
 
     IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class ClassBatch:
-    """Sequences, the place of each one's first token, and its class."""
-
-    tokens: TokenBatch
-    firsts: Int[Tensor, "sentences"]
-    labels: Int[Tensor, "sentences"]
-
-    def to(self, device: torch.device | str) -> ClassBatch:
-        """Copy the tensors to a device, without waiting for the copy."""
-        return ClassBatch(
-            self.tokens.to(device),
-            self.firsts.to(device, non_blocking=True),
-            self.labels.to(device, non_blocking=True),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ClassExamples:
-    """Encoded texts with their classes; one unknown to the classifier is `NO_LABEL`."""
-
-    text: Ragged
-    labels: IntArray
-    pad_id: int
-    counts: Mapping[str, int]
-
-    @property
-    def lengths(self) -> IntArray:
-        """Give the number of tokens of every example."""
-        return self.text.lengths
-
-    def collate(self, rows: IntArray, shape: BatchShape | None = None) -> ClassBatch:
-        """Lay out some examples, without padding or up to a fixed shape."""
-        placed = place_sequences(reorder(self.text, rows), pad_id=self.pad_id, shape=shape)
-        n_most = len(rows) if shape is None else max(shape.sequences, len(rows))
-        firsts, labels = np.zeros(n_most, np.int64), np.full(n_most, NO_LABEL, np.int64)
-        firsts[: len(rows)], labels[: len(rows)] = placed.starts, self.labels[rows]
-        return ClassBatch(placed.tokens, torch.from_numpy(firsts), torch.from_numpy(labels))
 
 
 class TextClassifier(HeadModel):
     """Classifies a sequence by the state of its first token."""
 
+    can_plug = True
+
     def __init__(
         self, encoder: Encoder, n_classes: int, settings: TaskSettings, generator: torch.Generator
     ) -> None:
         super().__init__(encoder, settings, generator)
-        self.head = SentenceClassifier(encoder.hidden_size, n_classes, settings.dropout, generator)
+        self.head = SentenceClassifier(self.width, n_classes, settings.dropout, generator)
         place_on(self, encoder)
 
     def score(self, batch: ClassBatch) -> Float[Tensor, "sentences classes"]:
@@ -92,42 +52,14 @@ class TextClassifier(HeadModel):
         """Give the mean loss of a batch."""
         return mean_cross_entropy(self.score(batch), batch.labels)
 
-    def classify(self, examples: ClassExamples, settings: TaskSettings) -> IntArray:
+    def classify(self, examples: ClassExamples | ClassPairs, settings: TaskSettings) -> IntArray:
         """Give every example its most probable class."""
         found = np.empty(len(examples.lengths), dtype=np.int64)
         answers = predict(self, examples, settings, lambda batch: self.score(batch).argmax(1))
         for rows, _, answer in list(answers):
-            found[rows] = answer.cpu().numpy()
+            # Of pairs the answers on the translations come after those on the examples.
+            found[rows] = answer[: len(rows)].cpu().numpy()
         return found
-
-
-def encode_texts(
-    tokenizer: PreTrainedTokenizerFast,
-    examples: Sequence[LabelledText],
-    classes: Sequence[str],
-    longest: int,
-) -> ClassExamples:
-    """Encode texts with the tokenizer's own special tokens; count those that had to be cut.
-
-    Of a pair the longer text loses tokens at its end, one after the other, as is usual.
-    """
-    inputs = [example.texts if len(example.texts) > 1 else example.texts[0] for example in examples]
-    backend = lift_limits(tokenizer.backend_tokenizer)
-    found = [encoding.ids for encoding in backend.encode_batch_fast(inputs)]
-    long = [k for k, ids in enumerate(found) if len(ids) > longest]
-    if long:
-        backend.enable_truncation(longest, strategy="longest_first")
-        try:
-            cut = backend.encode_batch_fast([inputs[k] for k in long])
-        finally:
-            lift_limits(backend)
-        for k, encoding in zip(long, cut, strict=True):
-            found[k] = encoding.ids
-    numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.array([numbers.get(e.label, NO_LABEL) for e in examples], dtype=np.int64)
-    counts = {"texts_cut": len(long), "unknown_classes": int((labels == NO_LABEL).sum())}
-    kept = {name: count for name, count in counts.items() if count}
-    return ClassExamples(Ragged.of(found), labels, tokenizer.pad_token_id or 0, kept)
 
 
 def make_lesson(
@@ -141,16 +73,29 @@ def make_lesson(
     ) -> TextClassifier:
         return TextClassifier(encoder, len(classes), settings, generator)
 
-    def score(model: TextClassifier, test: ClassExamples) -> Scored:
+    def score(model: TextClassifier, test: ClassExamples | ClassPairs) -> Scored:
         right = model.classify(test, settings) == test.labels
         items = Items(right.astype(np.float64), np.ones(len(right)))
         return Scored({"accuracy": items.score}, items)
 
+    def encode(examples: Sequence[LabelledText], classes: list[str]) -> ClassExamples:
+        return encode_texts(tokenizer, examples, classes, longest)
+
+    plug = None
+    if settings.plug == "in":
+        partners = Partners(corpus, corpus.read, _find_original)
+        plug = PlugIn(partners, partial(encode_class_pairs, encode))
     return Lesson(
         corpus,
         labels_of=lambda example: (example.label,),
         check_labels=list,
-        encode=lambda examples, classes: encode_texts(tokenizer, examples, classes, longest),
+        encode=encode,
         make_model=make_model,
         score=score,
+        plug=plug,
     )
+
+
+def _find_original(example: LabelledText) -> LabelledText | None:
+    """Give what was translated, where the file of translations has it."""
+    return None if example.original is None else LabelledText(example.original, example.label)

@@ -33,7 +33,8 @@ class Corpus(Generic[T]):
     tests. Where files are translations of each other (`texts_of` is given), the division goes by
     groups of lines that share a text, and holds for the tests of all languages: no language is
     tested on a translation of what was learnt from. `dropped` says of files that were read what
-    was left out of them.
+    was left out of them; `taught` are examples that no file has labels of, each with the number
+    of the source's training example that it translates.
     """
 
     def __init__(
@@ -44,30 +45,41 @@ class Corpus(Generic[T]):
         texts_of: Callable[[T], tuple[str, ...]] | None = None,
         label_of: Callable[[T], str] | None = None,
         dropped: Mapping[Path, Mapping[str, int]] | None = None,
+        taught: Mapping[str, Sequence[tuple[T, int]]] | None = None,
     ) -> None:
         self.files, self.settings = files, settings
-        self._read, self._texts_of, self._label_of = read, texts_of, label_of
+        self.read, self.label_of, self._texts_of = read, label_of, texts_of
         self._dropped = {} if dropped is None else dropped
-        self._known: dict[tuple[Path, ...], list[T]] = {}
+        self.taught = taught or {}
+        self._known: dict[Path, list[T]] = {}
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether the files of all languages translate each other, line by line."""
+        return self._texts_of is not None
 
     @property
     def trainable(self) -> list[str]:
         """List the languages that the setting may learn from."""
-        with_files = sorted(self.files.train)
+        with_files = sorted({*self.files.train, *self.taught})
         if self.settings.setting == "translate-train-all" and with_files:
             return with_files
         return sorted({*self.files.train, *self.files.dev})
 
     def is_divided(self, language: str) -> bool:
         """Tell whether a language learns from a part of its own test."""
-        return not self.files.train.get(language) and not self.files.test.get(language)
+        learns = self.files.train.get(language) or self.taught.get(language)
+        return not learns and not self.files.test.get(language)
 
     def learn_from(self, language: str, leave_out: Sequence[T] = ()) -> list[T]:
         """Give the examples to learn from in a language, less those that choose the epoch."""
-        files = self.files.train.get(language) or self.files.dev.get(language)
-        if not files:
+        taught = [example for example, _ in self.taught.get(language, ())]
+        files = self.files.train.get(language, ())
+        if not files and not taught:
+            files = self.files.dev.get(language, ())
+        examples = self.load(files) + taught
+        if not examples:
             raise InputError(f"nothing to learn from in {language!r}", file=self.files.folder)
-        examples = self._load(files)
         if self.is_divided(language):
             examples = [examples[k] for k in self._divide(language)[0]]
         examples = spread(examples, self.settings.train_examples)
@@ -83,14 +95,14 @@ class Corpus(Generic[T]):
         source = self.settings.source if self.settings.source in run.sources else run.sources[0]
         dev = self.files.dev.get(source)
         if dev and self.files.train.get(source) and self.files.test.get(source):
-            return spread(self._load(dev), self.settings.test_examples), []
+            return spread(self.load(dev), self.settings.test_examples), []
         examples = self.learn_from(source)
         held = examples[-max(1, round(DEV_SHARE * len(examples))) :]
         return held, held
 
     def test_on(self, language: str, run: Run) -> list[T]:
         """Give the examples that test a language, none of them learnt from in this run."""
-        examples = self._load(self.files.to_test(language))
+        examples = self.load(self.files.to_test(language))
         divided = [source for source in run.sources if self.is_divided(source)]
         if divided and self._texts_of is not None:
             self._check_parallel(divided[0], language)
@@ -109,20 +121,19 @@ class Corpus(Generic[T]):
     def _divide(self, language: str) -> tuple[list[int], list[int]]:
         """Divide the lines of a dev file; parallel files all as the first language's by name."""
         if self._texts_of is None:
-            n_all = len(self._load(self.files.dev[language]))
+            n_all = len(self.load(self.files.dev[language]))
             n_first = max(1, min(n_all - 1, round(TRAIN_SHARE * n_all)))
             return list(range(n_first)), list(range(n_first, n_all))
         pivot = "en" if "en" in self.files.dev else min(self.files.dev)
         self._check_parallel(pivot, language)
-        texts = [self._texts_of(example) for example in self._load(self.files.dev[pivot])]
+        texts = [self._texts_of(example) for example in self.load(self.files.dev[pivot])]
         return split_rows(texts, TRAIN_SHARE)
 
     def _check_parallel(self, first: str, second: str) -> None:
         """Refuse files that are not line by line translations, which the division relies on."""
-        assert self._label_of is not None
-        sides = [self._load(self.files.to_test(name)) for name in (first, second)]
-        labels = [np.array([self._label_of(example) for example in side]) for side in sides]
-        if len(labels[0]) == len(labels[1]) and (labels[0] == labels[1]).mean() >= AGREEMENT:
+        assert self.label_of is not None
+        sides = [self.load(self.files.to_test(name)) for name in (first, second)]
+        if translate_each_other(sides[0], sides[1], self.label_of):
             return
         raise InputError(
             f"{second} is not the translation of {first}, line by line",
@@ -130,8 +141,19 @@ class Corpus(Generic[T]):
             fix="add a training file, of which no test has translations",
         )
 
-    def _load(self, files: Sequence[Path]) -> list[T]:
-        key = tuple(files)
-        if key not in self._known:
-            self._known[key] = [example for path in files for example in self._read(path)]
-        return self._known[key]
+    def load(self, files: Sequence[Path]) -> list[T]:
+        """Give the examples of files; the same ones every time."""
+        for path in files:
+            if path not in self._known:
+                self._known[path] = list(self.read(path))
+        return [example for path in files for example in self._known[path]]
+
+
+def translate_each_other(
+    first: Sequence[T], second: Sequence[T], label_of: Callable[[T], str] | None
+) -> bool:
+    """Tell whether two files may be line by line translations: as many lines, the same classes."""
+    if label_of is None:
+        return len(first) == len(second)
+    labels = [np.array([label_of(example) for example in side]) for side in (first, second)]
+    return len(first) == len(second) and bool((labels[0] == labels[1]).mean() >= AGREEMENT)

@@ -15,8 +15,11 @@ def _xtreme(folder: str, reader: str) -> tuple[FileKind, ...]:
     translated = (
         rf"(?:train-|[a-z]{{2,3}}-)(?P<language>[a-z]{{2,3}})(?:-translated)?(?:\.tsv)?{PACKED}"
     )
+    test = rf"(?:(?:dev|test)-)?(?P<language>[a-z]{{2,3}})[a-z-]*(?:\.tsv)?{PACKED}"
     return (
+        FileKind(rf"/{folder}/translate-(?:train|test)/[a-z-]+\.txt{PACKED}"),
         FileKind(rf"/{folder}/translate-train/{translated}", reader, "translate-train"),
+        FileKind(rf"/{folder}/translate-test/{test}", reader, "translate-test"),
         FileKind(rf"/{folder}/{name}", reader),
     )
 
@@ -339,8 +342,12 @@ DATASETS: dict[str, Dataset] = {
         licence=SEE_SOURCE,
         source="https://github.com/multi30k/dataset",
         citation="Elliott et al., 2016, Multi30K: Multilingual English-German Image …, VL",
-        layout=("multi30k/train.en", "multi30k/train.de", "multi30k/test_2016_flickr.en"),
-        tasks=("translation",),
+        layout=(
+            "translation/multi30k/train.en",
+            "translation/multi30k/train.de",
+            "translation/multi30k/test_2016_flickr.en",
+        ),
+        tasks=("multi30k",),
         files=(
             FileKind(
                 r"/multi30k/(?P<split>train|val|test_\w+)\.(?P<language>[a-z]{2})" + PACKED, "lines"

@@ -15,9 +15,18 @@ if TYPE_CHECKING:
     import torch
 
     from calque.models.encoder import Encoder
+    from calque.models.seq2seq import Seq2Seq
 
 RANDOM = "random:"
-WEIGHTS = ("*.safetensors", "config.json", "tokenizer*.json", "*.model", "vocab.*")
+# A finished VECO has the full model in a folder inside.
+WEIGHTS = (
+    "*.safetensors",
+    "config.json",
+    "tokenizer*.json",
+    "*.model",
+    "vocab.*",
+    "veco/*.safetensors",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ class Entrant:
             return hash_files((path.name, path) for path in files.values())
         found = [path for pattern in WEIGHTS for path in self.folder.glob(pattern)]
         if self.kind == "encoder":
-            return hash_files((path.name, path) for path in found)
+            return hash_files((path.relative_to(self.folder).as_posix(), path) for path in found)
         shape = [path for path in found if path.suffix != ".safetensors"]
         return hash_values([RANDOM, hash_files((path.name, path) for path in shape)])
 
@@ -104,27 +113,54 @@ class EncoderShelf:
 
     def __init__(self) -> None:
         self._entrant: Entrant | None = None
-        self._dtype: torch.dtype | None = None
+        self._choice: tuple[torch.dtype, bool] | None = None
         self._encoder: Encoder | None = None
 
     def take(
-        self, entrant: Entrant, seed: int | None, device: torch.device, dtype: torch.dtype
+        self,
+        entrant: Entrant,
+        seed: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        plugged: bool = False,
     ) -> Encoder:
-        """Give an encoder in evaluation mode on a device."""
+        """Give an encoder in evaluation mode on a device; `plugged`, with its cross-attention."""
         from calque.models.encoder import Encoder
+        from calque.models.veco import Veco
 
-        if self._encoder is None or (entrant, dtype) != (self._entrant, self._dtype):
+        choice = dtype, plugged and entrant.kind != "random"
+        if self._encoder is None or (entrant, choice) != (self._entrant, self._choice):
             self._encoder = None  # let go of the last one first
-            self._encoder = Encoder.load(entrant.folder, dtype=dtype)
-            self._entrant, self._dtype = entrant, dtype
+            kind = Veco if choice[1] else Encoder
+            self._encoder = kind.load(entrant.folder, dtype=dtype)
+            self._entrant, self._choice = entrant, choice
         kept = self._encoder
         if entrant.kind == "random":
             model = draw_model(kept.model.config, seed or 0).to(dtype)
             fresh = Encoder(model, kept.tokenizer, entrant.folder)
+            if plugged:
+                fresh = Veco.plug(fresh, "random", _make_generator(seed))
         else:
-            fresh = Encoder(copy.deepcopy(kept.model), kept.tokenizer, entrant.folder)
+            fresh = type(kept)(copy.deepcopy(kept.model), kept.tokenizer, entrant.folder)
             fresh.neutral = kept.neutral
         return fresh.to(device).eval()
+
+
+def load_translator(entrant: Entrant, device: torch.device, dtype: torch.dtype) -> Seq2Seq:
+    """Load an encoder–decoder; one with random weights would translate nothing."""
+    from calque.models.seq2seq import Seq2Seq
+
+    if entrant.kind == "random":
+        fix = "leave random: out where translations are scored"
+        raise InputError("random weights translate nothing", file=entrant.folder, fix=fix)
+    return Seq2Seq.load(entrant.folder, device=device, dtype=dtype)
+
+
+def _make_generator(seed: int | None) -> torch.Generator:
+    import torch
+
+    return torch.Generator().manual_seed(seed or 0)
 
 
 def draw_model(config: Any, seed: int) -> Any:

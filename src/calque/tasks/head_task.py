@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from calque.models.layer_mixture import LastLayer, LayerMixture
+from calque.tasks.plugging import PluggedTokens, check_plug, read_plugged
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,12 +68,17 @@ class HeadModel(nn.Module):
 
     # Whether the loss may be recorded as a CUDA graph: no waiting, no sizes that follow from data.
     replays = True
+    # Whether its examples can be read beside their translations, by VECO.
+    can_plug = False
 
     def __init__(
         self, encoder: Encoder, settings: TaskSettings, generator: torch.Generator
     ) -> None:
         super().__init__()
         self.encoder, self.freezes = encoder, settings.freezes
+        self.plugs = settings.plug == "in"
+        if self.plugs:
+            check_plug(encoder, can_plug=self.can_plug)
         encoder.requires_grad_(not self.freezes)
         if settings.body_dropout is not None:
             for module in encoder.modules():
@@ -89,8 +95,16 @@ class HeadModel(nn.Module):
             )
         self.dropout = nn.Dropout(settings.dropout)
 
-    def read(self, tokens: TokenBatch) -> Float[Tensor, "tokens hidden"]:
+    @property
+    def width(self) -> int:
+        """Give the number of features of a token."""
+        return self.encoder.hidden_size * (2 if self.plugs else 1)
+
+    def read(self, tokens: TokenBatch | PluggedTokens) -> Float[Tensor, "tokens hidden"]:
         """Give the states of all tokens, some features dropped while training."""
+        if isinstance(tokens, PluggedTokens):
+            plugged: Tensor = self.dropout(read_plugged(self.encoder, tokens))
+            return plugged
         states: Tensor = self.dropout(self.reader(self.encoder, tokens))
         return states
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from calque.models.encoder import Encoder
     from calque.tasks.corpus import Corpus
     from calque.tasks.head_task import HeadModel
+    from calque.tasks.partners import Partners, Role
+    from calque.tasks.plugging import Paired
 
 T = TypeVar("T")
 
@@ -33,11 +35,30 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
+class PlugIn(Generic[T]):
+    """What plug-in fine-tuning needs besides: who translates whom, and how pairs are encoded."""
+
+    partners: Partners[T]
+    encode: Callable[[Sequence[Paired[T]], list[str]], Any]
+
+    def count_missing(self, language: str, pairs: Sequence[Paired[T]]) -> dict[str, int]:
+        """Count tests without a translation, and those with one that people wrote."""
+        n_missing = sum(pair.other is None for pair in pairs)
+        by_line = self.partners.reads_lines(language)
+        counts = {
+            "without_translation": n_missing,
+            "paired_by_line": len(pairs) - n_missing if by_line else 0,
+        }
+        return {name: count for name, count in counts.items() if count}
+
+
+@dataclass(frozen=True, slots=True)
 class Lesson(Generic[T]):
     """What a task needs besides the loop: its examples, its labels, its model and its score.
 
     `encode(examples, labels)` gives `Examples` with `counts`; `make_model(encoder, labels,
-    generator)` puts a head on an encoder; `score(model, encoded)` tests it.
+    generator)` puts a head on an encoder; `score(model, encoded)` tests it. `counts` says what
+    happened to the data beforehand.
     """
 
     corpus: Corpus[T]
@@ -46,6 +67,8 @@ class Lesson(Generic[T]):
     encode: Callable[[Sequence[T], list[str]], Any]
     make_model: Callable[[Encoder, list[str], torch.Generator], HeadModel]
     score: Callable[[Any, Any], Scored]
+    plug: PlugIn[T] | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
     _encoded: dict[object, Any] = field(default_factory=dict)
 
     def measure(
@@ -55,9 +78,10 @@ class Lesson(Generic[T]):
         runs = plan_runs(self.corpus.settings, self.corpus.trainable, tests)
         return measure_runs(encoder, runs, partial(self._measure_run, encoder, seed), on_progress)
 
-    def _measure_run(
+    def train(
         self, encoder: Encoder, seed: int, run: Run, on_progress: OnProgress
-    ) -> list[Outcome]:
+    ) -> tuple[HeadModel, list[str], dict[str, int]]:
+        """Learn what a run says; give the model, its labels, and what it learnt from."""
         corpus, settings = self.corpus, self.corpus.settings
         labels = self._find_labels(run)
         generator = torch.Generator().manual_seed(seed_of(seed, 1))
@@ -66,27 +90,55 @@ class Lesson(Generic[T]):
         choose: Callable[[], float] | None = None
         if settings.select == "best":
             dev, held = corpus.choose_by(run)
-            chooser = self._encode(("choose", run.sources), dev, labels)
+            source = settings.source if settings.source in run.sources else run.sources[0]
+            ready = self._pair(source, dev, "learn" if held else "choose")
+            chooser = self._encode(("choose", run.sources), ready, labels)
 
             def choose() -> float:
                 return self.score(model, chooser).items.score
 
-        lesson = [e for name in run.sources for e in corpus.learn_from(name, leave_out=held)]
+        lesson, counts = self._gather(run, held)
         learnt = self._encode(("learn", run.sources, bool(held)), lesson, labels)
         fine_tune(model, learnt, settings, seed=seed, score_dev=choose, on_progress=on_progress)
-        return [self._test(model, language, run, labels, len(lesson)) for language in run.tests]
+        if any(map(corpus.is_divided, run.sources)):
+            counts["learnt_from_part_of_dev"] = 1
+        return model, labels, {**counts, **self.counts}
+
+    def _measure_run(
+        self, encoder: Encoder, seed: int, run: Run, on_progress: OnProgress
+    ) -> list[Outcome]:
+        model, labels, counts = self.train(encoder, seed, run, on_progress)
+        return [self._test(model, language, run, labels, counts) for language in run.tests]
+
+    def _gather(self, run: Run, held: list[T]) -> tuple[Sequence[Any], dict[str, int]]:
+        """Collect what a run learns from, beside its translations if they are to be read."""
+        if self.plug is None:
+            lesson = [e for name in run.sources for e in self.corpus.learn_from(name, held)]
+            return lesson, {"train_examples": len(lesson)}
+        pairs = self.plug.partners.pair_lessons(run, held)
+        n_missing = sum(pair.other is None for pair in pairs)
+        counts = {"train_examples": len(pairs) + sum(pair.learns_other for pair in pairs)}
+        return pairs, counts | ({"learnt_without_translation": n_missing} if n_missing else {})
+
+    def _pair(self, language: str, examples: Sequence[T], role: Role) -> Sequence[Any]:
+        return examples if self.plug is None else self.plug.partners.pair(language, examples, role)
 
     def _test(
-        self, model: HeadModel, language: str, run: Run, labels: list[str], n_learnt: int
+        self,
+        model: HeadModel,
+        language: str,
+        run: Run,
+        labels: list[str],
+        learnt: Mapping[str, int],
     ) -> Outcome:
-        examples = self.corpus.test_on(language, run)
+        examples = self._pair(language, self.corpus.test_on(language, run), "test")
         encoded = self._encode(("test", language, run.sources), examples, labels)
         scored = self.score(model, encoded)
         counts = {**encoded.counts, **scored.counts, **self.corpus.count_dropped(language)}
-        counts["train_examples"] = n_learnt
-        if any(map(self.corpus.is_divided, run.sources)):
-            counts["learnt_from_part_of_dev"] = 1
-        return Outcome(language, scored.metrics, len(examples), scored.items, counts=counts)
+        if self.plug is not None:
+            counts |= self.plug.count_missing(language, examples)
+        n_items = len(examples)
+        return Outcome(language, scored.metrics, n_items, scored.items, counts={**counts, **learnt})
 
     def _find_labels(self, run: Run) -> list[str]:
         """List the labels that a run's training examples have."""
@@ -97,8 +149,9 @@ class Lesson(Generic[T]):
             raise InputError(problem, file=self.corpus.files.folder, fix="give two or more")
         return labels
 
-    def _encode(self, key: tuple[object, ...], examples: Sequence[T], labels: list[str]) -> Any:
+    def _encode(self, key: tuple[object, ...], examples: Sequence[Any], labels: list[str]) -> Any:
         key = (*key, *labels)
         if key not in self._encoded:
-            self._encoded[key] = self.encode(examples, labels)
+            encode = self.encode if self.plug is None else self.plug.encode
+            self._encoded[key] = encode(examples, labels)
         return self._encoded[key]

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calque.tasks.outcome import Outcome
 from calque.text.files import read_lines
+from calque.text.tagged import spread
 from calque.types import InputError, MissingExtra
 
 if TYPE_CHECKING:
+    from calque.models.seq2seq import Seq2Seq
+    from calque.tasks.task_settings import TaskSettings
     from calque.tools.translator import Translator
 
 # SacreBLEU's tokenizers for languages without spaces; Japanese words need a package beside it.
 TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 PACKED = ("", ".gz", ".xz", ".zst")
+# Where the test set of a task lies beneath the user's folder, and its name.
+TEST_SETS = {
+    "translation": ("translation", "newstest2014"),
+    "multi30k": ("translation/multi30k", "test_2016_flickr"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +120,83 @@ def measure_translation(
         if on_progress is not None:
             on_progress(1)
     return score_translations(best, references, translator.target)
+
+
+def list_directions(data: Path, settings: TaskSettings, *, task: str) -> list[str]:
+    """List what can be translated from and into, such as en-de, of all languages of a test set."""
+    files = find_sides(data, task)
+    return [f"{src}-{tgt}" for src in files for tgt in files if src != tgt]
+
+
+def find_sides(data: Path, task: str) -> dict[str, Path]:
+    """Find the files of a task's test set by language."""
+    place, name = TEST_SETS[task]
+    folders = (data / place, data / Path(place).name, data)
+    ending = re.compile(rf"{re.escape(name)}\.([a-z]{{2,3}})(?:\.(?:gz|xz|zst))?")
+    for folder in folders:
+        paths = sorted(folder.glob(f"{name}.*"))
+        found = {match[1]: path for path in paths if (match := ending.fullmatch(path.name))}
+        if len(found) > 1:
+            return found
+    fix = f"give {place}/{name}.de and {name}.en"
+    raise InputError(f"no files of {task} here", file=data, fix=fix)
+
+
+def measure_translations(
+    model: Seq2Seq,
+    data: Path,
+    *,
+    task: str,
+    languages: Sequence[str] | None = None,
+    settings: TaskSettings,
+    seed: int,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Outcome]:
+    """Translate a test set in every direction that a model was taught, by beam search.
+
+    BLEU is no ratio of sums over lines: there are no items, and seeds alone say what is noise.
+    """
+    from calque.tools.translator import Translator
+
+    asked = list_directions(data, settings, task=task) if languages is None else list(languages)
+    directions, files = choose_directions(model, asked), find_sides(data, task)
+    tests = {}
+    for src, tgt in directions:
+        lines = list(zip(*read_test_set(files[src], files[tgt]), strict=True))
+        tests[src, tgt] = spread(lines, settings.test_examples)
+    n_all, n_done = sum(map(len, tests.values())), 0
+
+    def tell(n_lines: int) -> None:
+        nonlocal n_done
+        n_done += n_lines
+        on_progress(n_done, n_all)
+
+    outcomes = []
+    for (src, tgt), lines in tests.items():
+        translator = Translator(model, target=tgt, source=src)
+        sources, references = zip(*lines, strict=True)
+        found = measure_translation(translator, sources, references, on_progress=tell)
+        counts = {"directions_not_taught": len(asked) - len(directions)}
+        outcomes.append(
+            Outcome(
+                f"{src}-{tgt}",
+                found.metrics,
+                found.n_lines,
+                counts={name: count for name, count in counts.items() if count},
+                notes={"bleu": found.bleu_signature, "chrf": found.chrf_signature},
+            )
+        )
+    return outcomes
+
+
+def choose_directions(model: Seq2Seq, asked: Sequence[str]) -> list[tuple[str, str]]:
+    """Take those that a model was taught; of a model that does not say, the one asked for."""
+    pairs = [(name.partition("-")[0], name.partition("-")[2]) for name in asked]
+    if not model.directions and len(pairs) == 1:
+        return pairs
+    chosen = [pair for pair in pairs if pair in model.directions]
+    if chosen:
+        return chosen
+    known = " ".join(f"{src}-{tgt}" for src, tgt in model.directions)
+    problem = f"this model translates {known or 'nobody knows what'}, not {' '.join(asked)}"
+    raise InputError(problem, fix=f"choose --languages {known or asked[0]}")

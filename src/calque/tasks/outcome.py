@@ -34,7 +34,8 @@ class Outcome:
     """Scores of one model in one language of a task. The first metric is the main one.
 
     `layers` has the main metric by layer where a task looks at several; `counts` says what
-    happened to the data: sentences in windows, tags repaired, questions without an answer.
+    happened to the data: sentences in windows, tags repaired, questions without an answer;
+    `notes` has what is no number, such as the signature of a score.
     """
 
     language: str
@@ -43,3 +44,4 @@ class Outcome:
     items: Items | None = None
     layers: Mapping[int, float] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)

@@ -53,6 +53,7 @@ def make_rows(cell: Cell, result: CellResult) -> list[Row]:
                 "counts": {name: int(count) for name, count in outcome.counts.items()},
                 "items": None if outcome.items is None else items,
             }
+            | ({"notes": dict(outcome.notes)} if outcome.notes else {})
         )
     return rows
 

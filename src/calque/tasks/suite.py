@@ -37,6 +37,7 @@ class TaskKind:
     higher_is_better: bool = True
     trained: bool = False
     of_vectors: bool = False
+    of_translators: bool = False
     defaults: Mapping[str, object] = field(default_factory=dict)
     reads: tuple[str, ...] = ()
 
@@ -67,6 +68,19 @@ def _trained(what: str, metric: str, measure: str, *patterns: str, **more: Any) 
     return TaskKind(what, metric, measure, patterns, languages, trained=True, **more)
 
 
+def _translation(what: str, pattern: str) -> TaskKind:
+    """Describe a test of translations, for encoder–decoders."""
+    return TaskKind(
+        what,
+        "bleu",
+        ".machine_translation:measure_translations",
+        (pattern,),
+        languages=".machine_translation:list_directions",
+        of_translators=True,
+        reads=("test_examples",),
+    )
+
+
 def _questions(what: str, *patterns: str) -> TaskKind:
     """Describe a set of questions, each of which may be learnt from another's.
 
@@ -79,6 +93,11 @@ def _questions(what: str, *patterns: str) -> TaskKind:
 # Translated training sets lie one folder deeper.
 PARTS_OF_SPEECH = ("udpos/*.tsv*", "udpos/*/*.tsv*", "ud/*.conllu*", "ud/UD_*/*.conllu*")
 NAMES = ("panx/*.tsv*", "panx/*/*.tsv*")
+# Translations of tagged sentences have no tags.
+POS_TEXT, NER_TEXT = (
+    ("udpos/translate-*/*.txt*", "ud/translate-*/*.txt*"),
+    "panx/translate-*/*.txt*",
+)
 REVIEWS = ("cls-acl10-unprocessed", "cls", "amazon_reviews", "reviews")
 QUESTIONS_LEARNT = ("squad/train-v1.1.json*", "tydiqa/**/*.train.json*")
 TASKS: dict[str, TaskKind] = {
@@ -127,8 +146,14 @@ TASKS: dict[str, TaskKind] = {
         "word_similarity/**/*.txt",
         of_vectors=True,
     ),
-    "pos": _trained("parts of speech", "accuracy", ".tagging:measure_tagging", *PARTS_OF_SPEECH),
-    "ner": _trained("names", "f1", ".tagging:measure_tagging", *NAMES),
+    "pos": _trained(
+        "parts of speech",
+        "accuracy",
+        ".tagging:measure_tagging",
+        *PARTS_OF_SPEECH,
+        *POS_TEXT,
+    ),
+    "ner": _trained("names", "f1", ".tagging:measure_tagging", *NAMES, NER_TEXT),
     "xnli": _trained(
         "whether one sentence follows from another",
         "accuracy",
@@ -149,6 +174,7 @@ TASKS: dict[str, TaskKind] = {
         ".text_classification:measure_reviews",
         *(f"{folder}/**/*.review*" for folder in REVIEWS),
         *(f"{folder}/*.tsv*" for folder in REVIEWS),
+        *(f"{folder}/translate-*/*.tsv*" for folder in REVIEWS),
     ),
     "parsing": _trained(
         "dependency parsing",
@@ -160,6 +186,10 @@ TASKS: dict[str, TaskKind] = {
     "xquad": _questions("answers to questions, XQuAD", "xquad/**/*.json*", *QUESTIONS_LEARNT),
     "mlqa": _questions("answers to questions, MLQA", "mlqa/**/*.json*", *QUESTIONS_LEARNT),
     "tydiqa": _questions("answers to questions, TyDiQA", "tydiqa/**/*.json*"),
+    "translation": _translation("translating news, newstest2014", "translation/newstest2014.*"),
+    "multi30k": _translation(
+        "translating captions of pictures, Multi30k", "translation/multi30k/test_2016_flickr.*"
+    ),
 }
 
 

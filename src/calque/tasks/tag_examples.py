@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
+    from calque.tasks.plugging import PluggedTokens
     from calque.types import TokenBatch
 
     IntArray = npt.NDArray[np.int64]
@@ -35,7 +36,7 @@ class TagBatch:
     For whole sequences, `grid` holds the places of a window's tagged words, one window a row.
     """
 
-    tokens: TokenBatch
+    tokens: TokenBatch | PluggedTokens
     labels: Int[Tensor, "tokens"]
     grid: Int[Tensor, "windows words"]
     inside: Bool[Tensor, "windows words"]
@@ -65,6 +66,7 @@ class TagExamples:
     tags: IntArray
     has_pieces: npt.NDArray[np.bool_]
     n_words: IntArray  # of every sentence
+    sentences: IntArray  # of which a window is, by number
     names: Sequence[str]  # of the tags by number, those that a tagger knows first
     pad_id: int
     counts: Mapping[str, int]
@@ -86,14 +88,26 @@ class TagExamples:
         words, n_words = self.find_words(rows)
         begins = np.repeat(np.cumsum(text.lengths) - text.lengths, n_words)
         slots = placed.slots[begins + self.places[words]]
-        labels = np.full(len(placed.tokens.ids), NO_LABEL, dtype=np.int64)
-        labels[slots] = self.tags[self.words[words]]
         n_rows = len(rows) if shape is None else max(len(rows), shape.sequences)
-        n_most = int((n_words if shape is None else np.diff(self.first_words)).max(initial=1))
-        grid, inside = np.zeros((n_rows, n_most), np.int64), np.zeros((n_rows, n_most), np.bool_)
-        where = np.repeat(np.arange(len(rows)), n_words), ranges(np.zeros_like(n_words), n_words)
-        grid[where], inside[where] = slots, True
-        return TagBatch(placed.tokens, *map(torch.from_numpy, (labels, grid, inside)))
+        n_most = n_words if shape is None else np.diff(self.first_words)
+        size = n_rows, int(n_most.max(initial=1))
+        return lay_tags(placed.tokens, slots, self.tags[self.words[words]], n_words, size)
+
+
+def lay_tags(
+    tokens: TokenBatch | PluggedTokens,
+    slots: IntArray,
+    tags: IntArray,
+    n_words: IntArray,
+    size: tuple[int, int],
+) -> TagBatch:
+    """Put the tags of words where their first subwords stand, window by window."""
+    labels = np.full(len(tokens.ids), NO_LABEL, dtype=np.int64)
+    labels[slots] = tags
+    grid, inside = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+    where = np.repeat(np.arange(len(n_words)), n_words), ranges(np.zeros_like(n_words), n_words)
+    grid[where], inside[where] = slots, True
+    return TagBatch(tokens, *map(torch.from_numpy, (labels, grid, inside)))
 
 
 def encode_tagged(
@@ -145,6 +159,7 @@ def encode_tagged(
         tags,
         has_pieces,
         pieces.n_words,
+        np.searchsorted(pieces.first_words, start, side="right") - 1,
         every,
         tokenizer.pad_token_id or 0,
         {name: count for name, count in counts.items() if count},

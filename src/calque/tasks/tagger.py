@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from calque.models.encoder import Encoder
     from calque.tasks.tag_examples import TagBatch, TagExamples
+    from calque.tasks.tag_pairs import TagPairs
     from calque.tasks.task_settings import TaskSettings
 
     IntArray = npt.NDArray[np.int64]
@@ -32,6 +33,8 @@ class Tagger(HeadModel):
     With `spans`, a CRF only gives sequences in which every I- continues a span of its kind.
     """
 
+    can_plug = True
+
     def __init__(
         self,
         encoder: Encoder,
@@ -42,7 +45,7 @@ class Tagger(HeadModel):
         spans: bool = False,
     ) -> None:
         super().__init__(encoder, settings, generator)
-        self.head = make_linear(encoder.hidden_size, len(names), generator)
+        self.head = make_linear(self.width, len(names), generator)
         self.chain = LinearChain(len(names)) if settings.head == "crf" else None
         self.allowed = allow_spans(names) if spans else None
         place_on(self, encoder)
@@ -68,7 +71,7 @@ class Tagger(HeadModel):
             allowed = self.allowed[0].to(scores.device), self.allowed[1].to(scores.device)
         return self.chain.decode(scores, batch.inside, allowed)
 
-    def tag(self, examples: TagExamples, settings: TaskSettings) -> IntArray:
+    def tag(self, examples: TagExamples | TagPairs, settings: TaskSettings) -> IntArray:
         """Give every word of the text its tag; `NO_LABEL` for one that was not asked about."""
         found = np.full(len(examples.tags), NO_LABEL, dtype=np.int64)
         for rows, batch, best in list(predict(self, examples, settings, self.answer)):

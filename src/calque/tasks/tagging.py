@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,14 +12,17 @@ import numpy as np
 
 from calque.tasks.corpus import Corpus
 from calque.tasks.head_task import longest_sequence
-from calque.tasks.lesson import Lesson, Scored
+from calque.tasks.lesson import Lesson, PlugIn, Scored
+from calque.tasks.partners import Partners
 from calque.tasks.prepared import remember
 from calque.tasks.tag_examples import TagExamples, encode_tagged
+from calque.tasks.tag_pairs import TagPairs, encode_tag_pairs
 from calque.tasks.tag_scores import repair_spans, score_runs, score_spans, score_words
 from calque.tasks.tagger import Tagger
-from calque.tasks.transfer import choose_tests
+from calque.tasks.teacher import Taught, label_translations, teacher_settings
+from calque.tasks.transfer import OnProgress, choose_tests, tell_part
 from calque.text.spans import OUTSIDE, check_span_tags
-from calque.text.tagged import NO_TAG, TaggedSentence, read_tagged
+from calque.text.tagged import NO_TAG, TaggedSentence, read_tagged, read_untagged
 from calque.text.xtreme import TaskFiles, find_treebanks, find_xtreme_files
 from calque.types import InputError
 
@@ -53,6 +57,8 @@ def measure_tagging(
     tests = list_languages(data, settings, task) if languages is None else list(languages)
     key = (task, str(data), settings.hash())
     lesson = remember(encoder.tokenizer, key, lambda: _prepare(encoder, data, task, settings))
+    if settings.setting == "translate-train-all" and lesson.corpus.files.untagged:
+        lesson, on_progress = _teach(encoder, data, task, lesson, seed, on_progress)
     return lesson.measure(encoder, tests, seed, on_progress)
 
 
@@ -75,8 +81,31 @@ def find_files(data: Path, task: TaskName) -> TaskFiles:
     return files
 
 
+def _teach(
+    encoder: Encoder,
+    data: Path,
+    task: TaskName,
+    lesson: Lesson[TaggedSentence],
+    seed: int,
+    on_progress: OnProgress,
+) -> tuple[Lesson[TaggedSentence], OnProgress]:
+    """Let a tagger that learnt from the source alone label translations; half of the progress."""
+    settings = teacher_settings(lesson.corpus.settings)
+    key = (task, str(data), settings.hash())
+    teacher = remember(encoder.tokenizer, key, lambda: _prepare(encoder, data, task, settings))
+    taught, counts = label_translations(
+        encoder, teacher, seed, task == NER, partial(tell_part, on_progress, 0, 2)
+    )
+    taught_lesson = _prepare(encoder, data, task, lesson.corpus.settings, taught)
+    return replace(taught_lesson, counts=counts), partial(tell_part, on_progress, 1, 2)
+
+
 def _prepare(
-    encoder: Encoder, data: Path, task: TaskName, settings: TaskSettings
+    encoder: Encoder,
+    data: Path,
+    task: TaskName,
+    settings: TaskSettings,
+    taught: Taught | None = None,
 ) -> Lesson[TaggedSentence]:
     """Find the files of a task; what is read and encoded of them serves the next seed, too."""
     longest, tokenizer = longest_sequence(encoder, settings), encoder.tokenizer
@@ -87,14 +116,24 @@ def _prepare(
     def make_model(encoder: Encoder, names: list[str], generator: torch.Generator) -> Tagger:
         return Tagger(encoder, names, settings, generator, spans=task == NER)
 
+    corpus = Corpus(find_files(data, task), read_tagged, settings, taught=taught)
+    plug = None
+    if settings.plug == "in":
+        partners = Partners(corpus, _read_translation, is_empty=lambda line: not line.words)
+        plug = PlugIn(partners, partial(encode_tag_pairs, encode))
     return Lesson(
-        Corpus(find_files(data, task), read_tagged, settings),
+        corpus,
         labels_of=lambda sentence: sentence.tags,
         check_labels=partial(_check_tags, task),
         encode=encode,
         make_model=make_model,
         score=partial(_score, task, settings),
+        plug=plug,
     )
+
+
+def _read_translation(path: Path) -> list[TaggedSentence]:
+    return read_untagged(path) if ".txt" in path.suffixes else read_tagged(path)
 
 
 def _check_tags(task: TaskName, names: list[str]) -> list[str]:
@@ -105,7 +144,9 @@ def _check_tags(task: TaskName, names: list[str]) -> list[str]:
     return sorted(known)
 
 
-def _score(task: TaskName, settings: TaskSettings, tagger: Tagger, test: TagExamples) -> Scored:
+def _score(
+    task: TaskName, settings: TaskSettings, tagger: Tagger, test: TagExamples | TagPairs
+) -> Scored:
     found = tagger.tag(test, settings)
     gold, names, lengths = test.tags, list(test.names), test.n_words
     if task == POS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from calque.types import InputError
 
@@ -59,6 +59,8 @@ class TaskSettings:
     precision: Literal["bf16", "fp32"] = "bf16"
     # For tasks that read one layer and train nothing; None: the model's own choice.
     layer: int | None = None
+    # Of VECO: predict from H alone, or from H and S beside each other, S reading a translation.
+    plug: Literal["out", "in"] = "out"
     # On CUDA, record the whole update once and replay it, which spares small models the launches.
     graphs: bool = False
 
@@ -79,6 +81,9 @@ class TaskSettings:
         _check(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "give more than 0")
         _check(self.head in ("linear", "crf"), "head", self.head, "choose linear or crf")
         _check(self.select in ("last", "best"), "select", self.select, "choose last or best")
+        _check(self.plug in ("out", "in"), "plug", self.plug, "choose out or in")
+        is_taught = self.plug == "out" or not self.freezes
+        _check(is_taught, "plug", self.plug, "a frozen encoder has none: choose another setting")
         _check(self.precision in ("bf16", "fp32"), "precision", self.precision, "bf16 or fp32")
 
     @property
@@ -86,9 +91,17 @@ class TaskSettings:
         """Whether the encoder stays as it is."""
         return self.setting == "features"
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """Give what distinguishes these choices; plugging out does not, being what all can do."""
+        found = asdict(self)
+        if self.plug == "out":
+            del found["plug"]
+        return found
+
     def hash(self) -> str:
         """Name these choices by 12 hexadecimal digits, the same on every machine."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        text = json.dumps(self.values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -86,9 +86,10 @@ def measure_runs(
         if number:
             with torch.no_grad():
                 encoder.load_state_dict(kept)
-        outcomes += measure(run, partial(_tell, on_progress, number, len(runs)))
+        outcomes += measure(run, partial(tell_part, on_progress, number, len(runs)))
     return outcomes
 
 
-def _tell(on_progress: OnProgress, number: int, n_runs: int, done: int, total: int) -> None:
-    on_progress(number * total + done, n_runs * total)
+def tell_part(on_progress: OnProgress, number: int, n_parts: int, done: int, total: int) -> None:
+    """Tell the progress of one of several parts that are taken to be of the same length."""
+    on_progress(number * total + done, n_parts * total)

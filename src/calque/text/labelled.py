@@ -13,17 +13,21 @@ RENAMED = {"contradictory": "contradiction"}
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """One example as a file has it: a text or two, and the name of its class."""
+    """One example as a file has it: a text or two, and the name of its class.
+
+    `original` is what was translated, where the file has it, too.
+    """
 
     texts: tuple[str, ...]
     label: str
+    original: tuple[str, ...] | None = None
 
 
 def read_pairs(path: PathLike) -> list[LabelledText]:
     """Read `first ⇥ second ⇥ class`, XTREME's layout of XNLI and PAWS-X.
 
-    Of five columns, as in its translations of training sets, the last three are read; PAWS-X's
-    own files, which have a header and number their lines, are understood too.
+    Of five columns, as in its translations of training sets, the first two are the original;
+    PAWS-X's own files, which have a header and number their lines, are understood too.
     """
     found = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -35,7 +39,8 @@ def read_pairs(path: PathLike) -> list[LabelledText]:
         first, second, label = (column.strip() for column in columns[-3:])
         if not (first and second and label):
             raise _refuse("two texts and a class", line, path, number)
-        found.append(LabelledText((first, second), RENAMED.get(label, label)))
+        original = (columns[0].strip(), columns[1].strip()) if len(columns) == 5 else None
+        found.append(LabelledText((first, second), RENAMED.get(label, label), original))
     return _check(found, path)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from calque.text.batching import ROW_STEP, BatchShape, Ragged, assign_rows, pack
+from calque.text.pair_packing import PairedTokens, pack_pairs
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -52,6 +53,45 @@ def place_sequences(
     origin[filled] = ragged.ids[origin[filled]]  # in place: these are the ids of the batch
     origin[origin < 0] = pad_id
     return Placed(tokens, slots, slots[first])
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPairs:
+    """Pairs of sequences; `slots[k]` is where token k now stands, all left ones before the right.
+
+    `starts` are likewise those of every left sequence and then of every right one; one that is
+    empty has none, and 0 stands for it.
+    """
+
+    pairs: PairedTokens
+    slots: IntArray
+    starts: IntArray
+
+
+def place_pairs(
+    left: Ragged, right: Ragged, *, pad_id: int, shape: BatchShape | None = None
+) -> PlacedPairs:
+    """Lay pairs side by side; one whose right sequence is empty only has itself to read."""
+    import torch  # here, for those who read and write text without it
+
+    n_left, n_all = len(left.ids), len(left.ids) + len(right.ids)
+    numbered = (
+        Ragged(np.arange(n_left), left.lengths),
+        Ragged(np.arange(n_left, n_all), right.lengths),
+    )
+    laid = pack_pairs(*numbered, shape=shape, pad_id=-1)
+    origin = laid.tokens.ids.numpy()
+    filled = np.flatnonzero(origin >= 0)
+    slots = np.empty(n_all, dtype=np.int64)
+    slots[origin[filled]] = filled
+    ids = np.full(len(origin), pad_id, dtype=np.int64)
+    ids[filled] = np.concatenate([left.ids, right.ids])[origin[filled]]
+    lengths = np.concatenate([left.lengths, right.lengths])
+    starts = np.zeros(len(lengths), dtype=np.int64)
+    is_there = lengths > 0
+    starts[is_there] = slots[(np.cumsum(lengths) - lengths)[is_there]]
+    pairs = replace(laid, tokens=replace(laid.tokens, ids=torch.from_numpy(ids)))
+    return PlacedPairs(pairs, slots, starts)
 
 
 def fit_shape(lengths: IntArray, batches: list[IntArray]) -> BatchShape:

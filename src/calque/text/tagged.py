@@ -38,6 +38,12 @@ def read_tagged(path: PathLike, max_sentences: int | None = None) -> list[Tagged
     return spread(found, max_sentences)
 
 
+def read_untagged(path: PathLike) -> list[TaggedSentence]:
+    """Read a sentence a line, its words apart, none of them with a tag; an empty line has none."""
+    lines = (tuple(line.split()) for line in read_lines(path))
+    return [TaggedSentence(words, (NO_TAG,) * len(words)) for words in lines]
+
+
 def is_conllu(path: PathLike) -> bool:
     """Tell a treebank by its name, packed or not.
 

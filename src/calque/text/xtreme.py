@@ -1,4 +1,4 @@
-"""Where the files of a task are: XTREME's layout, and treebanks by the their names."""
+"""Where the files of a task are: XTREME's layout, and treebanks by their names."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ SPLIT_FILE = re.compile(r"(train|dev|test)-([a-z]{2,3})(?:\.tsv)?(?:\.(?:xz|gz|z
 TRANSLATED = re.compile(
     r"(?:train-|[a-z]{2,3}-)([a-z]{2,3})(?:-translated)?(?:\.tsv)?(?:\.(?:xz|gz|zst))?"
 )
+# Lines of plain text, the translations of what is tagged; and translations of what is tested.
+UNTAGGED = re.compile(r"(?:train-)?([a-z]{2,3})\.txt(?:\.(?:xz|gz|zst))?")
+TRANSLATED_TEST = re.compile(
+    r"(?:(?:test|dev)-)?([a-z]{2,3})(?:-[a-z]{2,3})?(?:-translated)?(?:\.tsv|\.txt)?(?:\.(?:xz|gz|zst))?"
+)
 TREEBANK = re.compile(
     r"([a-z]{2,3})(?:_\w+)?-ud-(train|dev|test)[\w.-]*\.conllu(?:\.(?:xz|gz|zst))?"
 )
 # Folders of other sets than the one asked for are not searched.
 SETS = frozenset({"udpos", "ud", "panx", "xnli", "pawsx", "tydiqa", "mlqa", "xquad", "bucc2018"})
-TRANSLATIONS = "translate-train"
+TRANSLATIONS, TRANSLATED_TESTS = "translate-train", "translate-test"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,8 @@ class TaskFiles:
     """Files of one task by language: to learn from, to choose by, and to be tested on.
 
     `unlabelled` counts test files that have no labels, as XTREME gives them out: of such languages
-    the dev file is the test.
+    the dev file is the test. `untagged` are lines without labels that translate the source's
+    training sentences, `translated_tests` those of a language's test, in the source.
     """
 
     folder: Path
@@ -37,6 +43,8 @@ class TaskFiles:
     dev: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     test: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     unlabelled: int = 0
+    untagged: Mapping[str, Path] = field(default_factory=dict)
+    translated_tests: Mapping[str, Path] = field(default_factory=dict)
 
     def to_test(self, language: str) -> tuple[Path, ...]:
         """Give the files that a language is tested on: its test if that has labels, or its dev."""
@@ -74,6 +82,7 @@ def find_xtreme_files(data: Path, name: str, n_columns: int) -> TaskFiles | None
             _freeze(splits["dev"]),
             _freeze(labelled),
             len(splits["test"]) - len(labelled),
+            *_find_translations(folder),
         )
     return None
 
@@ -87,7 +96,7 @@ def find_treebanks(data: Path, name: str = "ud") -> TaskFiles | None:
                 splits[found[2]].setdefault(found[1], []).append(path)
         if any(splits.values()):
             train, dev, test = map(_freeze, splits.values())
-            return TaskFiles(folder, train, dev, test)
+            return TaskFiles(folder, train, dev, test, 0, *_find_translations(folder))
     return None
 
 
@@ -103,6 +112,19 @@ def _candidates(data: Path, name: str) -> Sequence[Path]:
     if data.name == name or data.name not in SETS:
         folders.append(data)
     return [folder for folder in folders if folder.is_dir()]
+
+
+def _find_translations(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Find translations of training sentences without labels, and translations of tests."""
+    found: list[dict[str, list[Path]]] = []
+    for name, pattern in ((TRANSLATIONS, UNTAGGED), (TRANSLATED_TESTS, TRANSLATED_TEST)):
+        files: dict[str, list[Path]] = {}
+        for path in sorted((folder / name).glob("*")):
+            if match := pattern.fullmatch(path.name):
+                _add(files, match[1], path)
+        found.append(files)
+    untagged, tests = ({name: paths[0] for name, paths in files.items()} for files in found)
+    return untagged, tests
 
 
 def _add(split: dict[str, list[Path]], language: str, path: Path) -> None:
