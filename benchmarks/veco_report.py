@@ -250,7 +250,7 @@ def tabulate_decoders(results: Results) -> str:
             str(len(mine)),
             show_mean(bleu[name]),
             show_mean(np.array([run["chrf"] for run in mine])),
-            f"{np.mean([run['seconds']['score'] for run in mine]):.0f}",
+            f"{np.mean([run['parts'][1] for run in mine]):.0f}",
         ]
         for name, mine in runs.items()
         if mine
@@ -263,7 +263,7 @@ def tabulate_decoders(results: Results) -> str:
         ("VECO's cross-attention above a random one", "VECO, all layers", every[5]),
     ]
     lines = [f"- {name}: {judge(bleu[one], bleu[other])}" for name, one, other in claims]
-    header = [f"decoder, {name_direction(direction)}", "seeds", "BLEU", "chrF", "s to score"]
+    header = [f"decoder, {name_direction(direction)}", "seeds", "BLEU", "chrF", "s to test"]
     return "\n".join([make_table(header, rows), "", *lines])
 
 
@@ -329,11 +329,10 @@ def tabulate_cost(results: Results) -> str:
         groups.setdefault(name, []).append(run)
     for name, runs in groups.items():
         speeds = [run["speed"] for run in runs if run["speed"]]
-        seconds = [
-            f"{np.mean([run['seconds'][part] for run in runs]):.0f}" for part in ("train", "score")
-        ]
+        parts = [run.get("parts") or list(run["seconds"].values()) for run in runs]
+        seconds = [f"{value:.0f}" for value in np.mean(parts, axis=0)]
         rows.append([name, str(len(runs)), f"{np.mean(speeds):,.0f}" if speeds else "–", *seconds])
-    return make_table(["", "runs", "tokens/s", "s to train", "s to score"], rows)
+    return make_table(["", "runs", "tokens/s", "s to train", "s to test"], rows)
 
 
 def draw_pictures(results: Results, report: Path) -> list[Path]:

@@ -28,12 +28,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import shutil
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -243,24 +242,27 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
     from calque.text.files import write_atomically
     from calque.training.loop import train
 
+    widen_batches()
     times = {"begin": time.perf_counter()}
     is_known = has_result(options, cell)  # the model alone is wanted
-    recipe = make_recipe(options, cell)
-    text = options.pack / ("pairs" if cell.direction else "text")
+    is_trained = bool(cell.direction) or cell.method != NONE
+    recipe, result = make_recipe(options, cell), {}
     with tempfile.TemporaryDirectory(prefix=f".{cell.name}.", dir=options.out) as place:
         run = Path(place) / "run"
-        is_trained = bool(cell.direction) or cell.method != NONE
-        model = train(recipe, text, run) if is_trained else find_folder(options.mini)
-        times["train"] = time.perf_counter()
-        result: dict[str, Any] = {"speed": read_speed(run) if is_trained else None}
         if cell.direction:
-            result |= score_translations(options, cell, run)
-        elif not is_known:
-            encoder = model / "encoder" if (model / "encoder").is_dir() else model
-            result["scores"] = score_model(options, encoder)
-        times["score"] = time.perf_counter()
-        if is_trained and not cell.direction:
-            model.rename(model_folder(options, cell))
+            result = learn_translation(options, cell, run)
+            times["train"] = time.perf_counter()
+        else:
+            text = options.pack / "text"
+            model = train(recipe, text, run) if is_trained else find_folder(options.mini)
+            times["train"] = time.perf_counter()
+            if not is_known:
+                encoder = model / "encoder" if (model / "encoder").is_dir() else model
+                result = {"scores": score_model(options, encoder)}
+            times["score"] = time.perf_counter()
+            if is_trained:
+                model.rename(model_folder(options, cell))
+        result["speed"] = read_speed(run) if is_trained else None
     if is_known:
         return
     marks = list(times.items())
@@ -299,10 +301,9 @@ def common_settings(options: argparse.Namespace, start: str | None, steps: int) 
         *(f"model.{name}={value}" for name, value in shape),
         f"model.positions={MAX_LENGTH}",
         f"data.max_length={64 if options.tiny else MAX_LENGTH}",
-        f"data.validation_examples={2 if options.tiny else 100}",
+        "data.validation_examples=0",  # nor is anything compiled for them
         f"schedule.steps={steps}",
         f"schedule.warmup={max(1, steps // 8)}",
-        f"checkpoints.validate_every={steps}",
         f"telemetry.every={max(1, steps // 10)}",
         f"engine.compile={'false' if options.eager else 'auto'}",
         f"engine.workers={'auto' if options.tiny else 1}",
@@ -359,7 +360,6 @@ def translation_settings(options: argparse.Namespace, cell: Cell) -> list[str]:
         f"optimizer.learning_rate={options.translation_rate}",
         "average={kind: none}",  # so short a curve has no plateau to average over
         f"checkpoints.every={max(1, options.updates // N_POINTS)}",
-        f"checkpoints.keep={N_POINTS + 1}",
     ]
 
 
@@ -373,45 +373,83 @@ def read_speed(run: Path) -> float | None:
     return float(np.median(known)) if known else None
 
 
-def score_translations(options: argparse.Namespace, cell: Cell, run: Path) -> dict[str, Any]:
-    """Score every checkpoint quickly, and the last one by a proper search."""
-    import torch
+def learn_translation(options: argparse.Namespace, cell: Cell, run: Path) -> dict[str, Any]:
+    """Train a translation, score it quickly along the way, and in the end by a proper search.
 
-    from calque.models.seq2seq import Seq2Seq
-    from calque.tasks.machine_translation import measure_translation, read_test_set
-    from calque.tools.translator import Search, Translator
-    from calque.training.checkpoints import list_checkpoints, step_of
+    Nothing is saved: so many checkpoints would take longer to write than to make.
+    """
+    from calque.training.telemetry import open_telemetry
 
-    on_gpu = torch.cuda.is_available()
-    place: Any = {"device": "cuda", "dtype": torch.bfloat16} if on_gpu else {}
-    src, tgt = cell.direction.split("-")
-    folder, curve = options.pack / "multi30k", []
-    lines = [
-        side[: options.curve_lines] for side in read_test_set(*find_sides(folder, "val", cell))
-    ]
-    for checkpoint in list_checkpoints(run):
-        model = Seq2Seq.load(checkpoint, **place)
-        quick = Translator(model, Search(beams=1), target=tgt, source=src)
-        curve.append([step_of(checkpoint), measure_translation(quick, *lines).bleu])
-        shutil.rmtree(checkpoint)
-    sources, references = read_test_set(*find_sides(folder, options.test, cell))
+    recipe = make_recipe(options, cell)
+    trainer = make_trainer(options, cell, recipe, run)
+    run.mkdir(parents=True)
+    trainer.compile_step()
+    begin = time.perf_counter()
+    with open_telemetry(
+        run, recipe.schedule.steps, start_step=0, is_main=True, tensorboard=False
+    ) as telemetry:
+        trainer._go(telemetry)
+    trained = time.perf_counter()
     n_lines = options.curve_lines if options.tiny else None
-    final = measure_translation(
-        Translator(model, Search(), target=tgt, source=src), sources[:n_lines], references[:n_lines]
-    )
+    final = measure(trainer, cell, options.pack / "multi30k", options.test, n_lines, beams=5)
     return {
-        "curve": curve,
+        "curve": trainer.curve,
         **final.metrics,
         "n_lines": final.n_lines,
         "signatures": [final.bleu_signature, final.chrf_signature],
         "test": options.test,
+        "parts": [round(trained - begin, 1), round(time.perf_counter() - trained, 1)],
     }
 
 
-def find_sides(folder: Path, name: str, cell: Cell) -> tuple[Path, Path]:
-    """Give the files of sources and references in a run's direction."""
+def make_trainer(options: argparse.Namespace, cell: Cell, recipe: Any, run: Path) -> Any:
+    """Make a trainer that measures BLEU where it would save."""
+    from calque.training.loop import Trainer
+
+    class CurveTrainer(Trainer):
+        """Measures BLEU along training, and saves nothing."""
+
+        def __init__(self) -> None:
+            super().__init__(recipe, options.pack / "pairs", run)
+            self.curve: list[tuple[int, float]] = []
+
+        def _do_what_is_due(self, figures: Any, telemetry: Any) -> None:
+            last = self.step == recipe.schedule.steps
+            if last or self.step % recipe.telemetry.every == 0:
+                self.watch.check()
+                self._tell(figures, telemetry)
+            if last or self.step % recipe.checkpoints.every == 0:
+                with telemetry.paused():
+                    lines = options.curve_lines
+                    found = measure(self, cell, options.pack / "multi30k", "val", lines, beams=1)
+                self.curve.append((self.step, found.bleu))
+
+    return CurveTrainer()
+
+
+def measure(
+    trainer: Any, cell: Cell, folder: Path, name: str, n_lines: int | None, *, beams: int
+) -> Any:
+    """Translate a test set by a model in training, and score it."""
+    from calque.tasks.machine_translation import measure_translation, read_test_set
+    from calque.tools.translator import Search, Translator
+
     src, tgt = cell.direction.split("-")
-    return folder / f"{name}.{src}", folder / f"{name}.{tgt}"
+    sources, references = read_test_set(folder / f"{name}.{src}", folder / f"{name}.{tgt}")
+    trainer.module.eval()
+    translator = Translator(trainer.encoder, Search(beams), target=tgt, source=src)
+    with trainer.accelerator.autocast():
+        found = measure_translation(translator, sources[:n_lines], references[:n_lines])
+    trainer.module.train()
+    return found
+
+
+@cache
+def widen_batches() -> None:
+    """Let both directions share a compiled step: German takes more than its half of a batch."""
+    from calque.objectives import translation
+
+    translation.HALF = (11, 11)
 
 
 if __name__ == "__main__":
