@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -247,3 +248,31 @@ def test_a_grid_plugs_in_what_a_folder_holds(veco: Veco, tiny_folder: Path, tmp_
     assert out[0].config != cells[0].config
     (folder / "veco" / "model.safetensors").write_bytes(b"other")
     assert entrants[0].hash() != cells[0].config.split("-")[2]
+
+
+@pytest.mark.parametrize(("plug", "is_learnt"), [("in", True), ("out", False)])
+def test_what_only_the_translation_says(
+    veco: Veco, tmp_path: Path, plug: Literal["in", "out"], is_learnt: bool
+) -> None:
+    """All German texts are the same; the class is in the English alone, which plug-out never sees."""
+    folder = tmp_path / "xnli"
+    (folder / "translate-train").mkdir(parents=True)
+    signs = {"entailment": "yes yes yes", "neutral": "maybe", "contradiction": "no no"}
+    english = [f"I see .\t{signs[CLASSES[k % 3]]}\t{CLASSES[k % 3]}" for k in range(60)]
+    german = [f"Ich sehe .\tEs ist so\t{CLASSES[k % 3]}" for k in range(60)]
+    for name, lines in (("en", english), ("de", german)):
+        place = folder if name == "en" else folder / "translate-train"
+        (place / f"train-{name}.tsv").write_text("\n".join(lines), encoding="utf-8")
+        (folder / f"dev-{name}.tsv").write_text("\n".join(lines[:30]), encoding="utf-8")
+    settings = TaskSettings(
+        setting="translate-train-all",
+        plug=plug,
+        epochs=8,
+        batch_tokens=256,
+        learning_rate=2e-3,
+        head_learning_rate=2e-3,
+    )
+    (outcome,) = measure_pairs(
+        copy_veco(veco), tmp_path, task="xnli", languages=["de"], settings=settings, seed=0
+    )
+    assert outcome.metrics["accuracy"] > 90 if is_learnt else outcome.metrics["accuracy"] < 50

@@ -89,9 +89,10 @@ def evaluate(
     writes: lexicon_induction (finding words' translations), word_similarity (against people's).
 
     With --seeds, or a folder as RESULTS, these and tasks that are learnt (pos, ner, parsing, xnli,
-    pawsx, reviews, xquad, mlqa, tydiqa) and bucc (mining) make a grid of models, tasks and seeds,
-    which goes on where it was stopped and which `calque compare` reads. There, `random:NAME` is a
-    model with random weights, and NAME=FOLDER gives a model a name.
+    pawsx, reviews, xquad, mlqa, tydiqa), bucc (mining), translation and multi30k (of
+    encoder–decoders) make a grid of models, tasks and seeds, which goes on where it was stopped and
+    which `calque compare` reads. There, `random:NAME` is a model with random weights, and
+    NAME=FOLDER gives a model a name.
     """
     names = None if languages is None else [name.strip() for name in languages.split(",")]
     if seeds is not None or (output is not None and ".jsonl" not in output.suffixes):

@@ -1,0 +1,67 @@
+"""On a GPU: plug-in fine-tuning in half precision, recorded or not, against single on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from calque.models.encoder import Encoder
+from calque.models.veco import Veco
+from calque.tasks.class_examples import ClassExamples, encode_texts
+from calque.tasks.class_pairs import ClassPairs, encode_class_pairs
+from calque.tasks.classification import TextClassifier
+from calque.tasks.finetuning import FineTuned, fine_tune
+from calque.tasks.plugging import Paired
+from calque.tasks.task_settings import TaskSettings
+from calque.text.labelled import LabelledText, read_pairs
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+DATA = Path(__file__).parents[1] / "data" / "xtreme" / "xnli"
+CLASSES = ["contradiction", "entailment", "neutral"]
+PLAIN = TaskSettings(
+    plug="in", epochs=3, learning_rate=5e-4, batch_tokens=512, dropout=0.0, body_dropout=0.0
+)
+
+
+@pytest.fixture(scope="module")
+def pairs(tiny_encoder: Encoder) -> ClassPairs:
+    """German beside English, every fourth without."""
+
+    def encode(examples: Sequence[LabelledText], classes: list[str]) -> ClassExamples:
+        return encode_texts(tiny_encoder.tokenizer, examples, classes, longest=64)
+
+    sides = [read_pairs(DATA / f"dev-{name}.tsv") for name in ("de", "en")]
+    rows = enumerate(zip(*sides, strict=True))
+    found = [Paired(x, y, True) if k % 4 else Paired(x) for k, (x, y) in rows]
+    return encode_class_pairs(encode, found, CLASSES)
+
+
+def tune(
+    encoder: Encoder, pairs: ClassPairs, device: str, settings: TaskSettings
+) -> tuple[FineTuned, TextClassifier]:
+    plain = Encoder(deepcopy(encoder.model), encoder.tokenizer)
+    veco = Veco.plug(plain, "random", torch.Generator().manual_seed(1)).to(device)
+    model = TextClassifier(veco, len(CLASSES), settings, torch.Generator().manual_seed(0))
+    return fine_tune(model, pairs, settings, seed=0), model
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_it_learns_what_the_cpu_learns(
+    tiny_encoder: Encoder, pairs: ClassPairs, graphs: bool
+) -> None:
+    expected, _ = tune(tiny_encoder, pairs, "cpu", PLAIN)
+    exact, _ = tune(tiny_encoder, pairs, "cuda", replace(PLAIN, precision="fp32", graphs=graphs))
+    np.testing.assert_allclose(exact.losses, expected.losses, rtol=2e-2)
+    half, model = tune(tiny_encoder, pairs, "cuda", replace(PLAIN, graphs=graphs))
+    np.testing.assert_allclose(half.losses, expected.losses, rtol=5e-2)
+    assert model.classify(pairs, PLAIN).shape == pairs.labels.shape
