@@ -254,7 +254,7 @@ def test_a_grid_plugs_in_what_a_folder_holds(veco: Veco, tiny_folder: Path, tmp_
 def test_what_only_the_translation_says(
     veco: Veco, tmp_path: Path, plug: Literal["in", "out"], is_learnt: bool
 ) -> None:
-    """All German texts are the same; the class is in the English alone, which plug-out never sees."""
+    """All German texts are alike; the class is in the English alone, which plug-out never sees."""
     folder = tmp_path / "xnli"
     (folder / "translate-train").mkdir(parents=True)
     signs = {"entailment": "yes yes yes", "neutral": "maybe", "contradiction": "no no"}
