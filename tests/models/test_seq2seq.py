@@ -202,6 +202,8 @@ def test_a_finished_one_is_a_start_and_its_encoder_an_encoder(
     ours = last.model.decoder.roberta.encoder.layer[0].state_dict()
     for name, weight in made.model.decoder.roberta.encoder.layer[2].state_dict().items():
         assert torch.equal(weight, ours[name])
+    with pytest.raises(InputError, match=r"this is an encoder–decoder \(give .*/encoder\)"):
+        Encoder.load(tmp_path)
     tied = DecoderPlan(tie="all")
     with pytest.raises(InputError, match=r"other weights than its encoder \(set model.decoder.tie"):
         build_seq2seq(tied, read_weights(tmp_path, tied), made.tokenizer)

@@ -261,6 +261,9 @@ def test_a_folder_without_cross_attention_is_told(tiny_folder: Path, tmp_path: P
     with pytest.raises(InputError, match="this model has no cross-attention"):
         Veco.load(tiny_folder)
     assert find_full(tiny_folder) is None
+    (tmp_path / "config.json").write_text("no JSON")
+    with pytest.raises(InputError, match=r"config\.json: not the configuration of a model"):
+        Veco.load(tmp_path)
 
 
 def test_a_damaged_full_folder_is_told(tiny_encoder: Encoder, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def test_a_share_is_hidden_and_the_rest_stays_in_order(
         n_hidden = len(text) - len(kept)
         assert n_hidden == min(len(text), max(1, int(np.rint(rate * len(text)))))
         assert (MASK in noisy) == (len(text) > 0)
+        assert len(noisy) <= len(text)
 
 
 @given(st.lists(st.integers(0, 40), max_size=8), st.floats(0.3, 8), st.integers(0, 99))

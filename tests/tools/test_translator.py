@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,6 +176,25 @@ def test_an_unfinished_translation_is_counted(
     monkeypatch.setattr(Translator, "limit", lambda self, n_source: 3)
     _, report = Translator(model, target="de").translate_block([src for src, _ in taught_pairs])
     assert report.n_unfinished == len(taught_pairs)
+
+
+def test_a_batch_too_large_for_memory_is_cut_in_two(
+    model: Seq2Seq, taught_pairs: Pairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, sizes = Translator.generate, []
+
+    def fill_memory(self: Translator, sources: Sequence[Any]) -> Any:
+        sizes.append(len(sources))
+        if len(sources) > 2:
+            raise torch.OutOfMemoryError
+        return generate(self, sources)
+
+    monkeypatch.setattr(Translator, "generate", fill_memory)
+    translator = Translator(model, target="de", batch_tokens=10_000)
+    assert best(translator, [src for src, _ in taught_pairs]) == [tgt for _, tgt in taught_pairs]
+    assert sizes == [8, 4, 2, 2, 4, 2, 2]
+    with pytest.raises(InputError, match="one line does not fit into memory"):
+        tool.halve(np.array([3]))
 
 
 def test_mistakes_are_said(model: Seq2Seq) -> None:

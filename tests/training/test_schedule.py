@@ -46,3 +46,12 @@ def test_every_group_gets_the_rate(tiny_recipe: Callable[..., Recipe]) -> None:
     for step, rate in ((1, 0.05), (4, 0.2), (6, 0.1), (8, 0.0)):
         assert set_rate(optimizer, recipe, step) == pytest.approx(rate)
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([rate] * 2)
+
+
+def test_it_warms_up_again_when_all_weights_learn(tiny_recipe: Callable[..., Recipe]) -> None:
+    changes = ("schedule.warmup=4", "schedule.steps=20", "schedule.kind=constant")
+    recipe = tiny_recipe(*changes, "freeze=['encoder.*']", "freeze_steps=6")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=9.0)
+    top = recipe.optimizer.learning_rate
+    found = [set_rate(optimizer, recipe, step) / top for step in range(1, 12)]
+    assert found == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 0.25, 0.5, 0.75, 1, 1])

@@ -162,6 +162,9 @@ def _load_config(folder: Path) -> Any:
         raise InputError("no config.json here", file=folder, fix=fix)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if content.get("model_type") == "encoder-decoder" and (folder / "encoder").is_dir():
+            inside = folder / "encoder"
+            raise InputError("this is an encoder–decoder", file=folder, fix=f"give {inside}")
         family_of(content.get("model_type"), folder)
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except InputError:

@@ -232,9 +232,14 @@ def _tie(encoder: Any, decoder: Any, tie: str, origins: Sequence[int], n_tokens:
 
 
 def _are_equal(left: nn.Module, right: nn.Module, n_tokens: int) -> bool:
-    """Compare two modules; rows of new tokens were drawn apart, and do not count."""
-    pairs = zip(left.parameters(), right.parameters(), strict=True)
-    return all(torch.equal(one[:n_tokens], other[:n_tokens]) for one, other in pairs)
+    """Compare two modules; the rows of new tokens were drawn apart, and do not count."""
+    other = dict(right.named_parameters())
+    for name, one in left.named_parameters():
+        is_table = name in ("weight", "word_embeddings.weight")
+        n_rows = n_tokens if is_table else len(one)
+        if not torch.equal(one[:n_rows], other[name][:n_rows]):
+            return False
+    return True
 
 
 def _retire_pooler(encoder: Any) -> None:

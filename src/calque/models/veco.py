@@ -125,8 +125,11 @@ class Veco(Encoder):
 def find_full(name: str | Path) -> Path | None:
     """Find the full model in a folder: itself, or the one inside; None if there is neither."""
     for folder in (Path(name), Path(name) / FULL):
-        config = folder / "config.json"
-        if config.is_file() and json.loads(config.read_text("utf-8")).get("add_cross_attention"):
+        try:
+            config = json.loads((folder / "config.json").read_text("utf-8"))
+        except (OSError, ValueError):  # whoever loads it is told
+            continue
+        if isinstance(config, dict) and config.get("add_cross_attention"):
             return folder
     return None
 

@@ -42,7 +42,10 @@ def infill_spans(
 
 
 def draw_spans(totals: IntArray, mean_span: float, generator: np.random.Generator) -> Ragged:
-    """Draw lengths from a Poisson distribution until they sum to each total, one of them cut."""
+    """Draw lengths from a Poisson distribution until they sum to each total, one of them cut.
+
+    There are at most as many as the total says.
+    """
     n_columns = int(totals.max(initial=0) / mean_span * 1.5) + 8
     drawn = generator.poisson(mean_span, (len(totals), n_columns))
     while len(drawn) and (drawn.sum(axis=1) < totals).any():
@@ -50,6 +53,10 @@ def draw_spans(totals: IntArray, mean_span: float, generator: np.random.Generato
     before = np.cumsum(drawn, axis=1) - drawn
     is_used = before < totals[:, None]
     cut = np.minimum(drawn, totals[:, None] - before)
+    # No more of them than tokens, so that a text never grows: of the empty ones, some are too many.
+    is_empty = is_used & (cut == 0)
+    n_free = totals - (is_used & (cut > 0)).sum(axis=1)
+    is_used &= ~is_empty | (np.cumsum(is_empty, axis=1) <= n_free[:, None])
     spans = Ragged(cut[is_used].astype(np.int64), is_used.sum(axis=1))
     # The one that was cut is the last, and never empty: it must not always come last.
     owners = np.repeat(np.arange(len(totals)), spans.lengths)

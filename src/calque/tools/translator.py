@@ -120,8 +120,13 @@ class Translator:
         segments = cut_segments(self.model.tokenizer, lines, self.longest, self.source)
         found: list[list[Candidate]] = [[] for _ in segments.ids]
         n_unfinished = n_written = 0
-        for rows in self.plan_batches(segments.lengths):
-            written, scores = self.generate([segments.ids[row] for row in rows])
+        waiting = self.plan_batches(segments.lengths)[::-1]
+        while waiting:
+            rows = waiting.pop()
+            written, scores = self._try([segments.ids[row] for row in rows])
+            if written is None:
+                waiting += halve(rows)
+                continue
             is_whole = (written[:, 1:] == self.model.tokenizer.sep_token_id).any(1)
             n_unfinished += int((~is_whole[:: self.search.n_best]).sum())
             best = written[:: self.search.n_best, 1:]
@@ -165,6 +170,13 @@ class Translator:
         )
         scores = result.sequences_scores.tolist() if scored else None
         return result.sequences.cpu(), scores
+
+    def _try(self, sources: Sequence[IntArray]) -> tuple[Tensor | None, list[float] | None]:
+        """Search, if there is memory for it; what an error holds on to is free afterwards."""
+        try:
+            return self.generate(sources)
+        except torch.OutOfMemoryError:
+            return None, None
 
     def pad(self, sources: Sequence[IntArray]) -> Tensor:
         """Put marks around sequences, and padding after the shorter ones."""
@@ -219,6 +231,14 @@ def join_parts(parts: Sequence[list[Candidate]], gap: str, n_best: int) -> list[
         mean = sum(scores) / len(scores) if scores else None
         joined.append(Candidate(gap.join(each.text for each in rank if each.text), mean))
     return joined
+
+
+def halve(rows: IntArray) -> list[IntArray]:
+    """Cut a batch that was too large in two, the first part last; one line cannot be cut."""
+    if len(rows) == 1:
+        raise InputError("one line does not fit into memory", fix="lower --beams, or use the CPU")
+    torch.cuda.empty_cache()
+    return [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
 
 
 def cut_blocks(lines: Iterable[str]) -> Iterator[list[str]]:

@@ -30,9 +30,14 @@ def rate_factor(
 
 
 def set_rate(optimizer: Optimizer, recipe: Recipe, step: int) -> float:
-    """Give an optimizer the learning rate of a step, counted from 1, and return it."""
-    schedule = recipe.schedule
+    """Give an optimizer the learning rate of a step, counted from 1, and return it.
+
+    Weights that were frozen for a time are new to the optimizer: for them, it warms up again.
+    """
+    schedule, thaw = recipe.schedule, recipe.freeze_steps
     factor = rate_factor(step, kind=schedule.kind, warmup=schedule.warmup, steps=schedule.steps)
+    if thaw is not None and step > thaw:
+        factor *= min(1.0, (step - thaw) / max(1, schedule.warmup))
     rate = factor * recipe.optimizer.learning_rate
     for group in optimizer.param_groups:
         group["lr"] = rate
