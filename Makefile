@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
+JOBS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -12,13 +13,13 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
-	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  PIP_FLAGS=  ARGS= (passed on to the command)"
+	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  PIP_FLAGS=  JOBS=$(JOBS) (processes of the tests)  ARGS= (passed on to the command)"
 
 demo: $(VENV)/.installed  ## install, then find translations with the embedded model
 	$(BIN)/calque demo $(ARGS)
 
 test: $(VENV)/.installed-dev  ## install, then run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## check style and types
 	$(BIN)/ruff check
