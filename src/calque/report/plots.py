@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calque.types import InputError, MissingExtra, Score
 
@@ -116,10 +116,10 @@ def plot_curves(
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width * len(panels), height + 0.6), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False).ravel()
-    handles = {}
+    handles: dict[str, Any] = {}
     for (title, curves), panel in zip(panels.items(), axes, strict=True):
         for run, points in curves.items():
-            steps, values = ([point[side] for point in points] for side in (0, 1))
+            steps, values = [step for step, _ in points], [value for _, value in points]
             _draw_line(panel, steps, values, runs.index(run), run)
         panel.set_title(title, fontsize="medium")
         lines, names = panel.get_legend_handles_labels()
