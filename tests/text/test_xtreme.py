@@ -63,3 +63,26 @@ def test_treebanks(tmp_path: Path) -> None:
     assert files is not None
     assert len(files.train["en"]) == 2 and files.tested == ["vi"]
     assert files.to_test("vi") == (tmp_path / "vi_vtb-ud-test.conllu.xz",)
+
+
+def test_translations_beside_a_set(tmp_path: Path) -> None:
+    folder = tmp_path / "udpos"
+    for place in ("translate-train", "translate-test"):
+        (folder / place).mkdir(parents=True)
+    (folder / "train-en.tsv").write_text("a\tDET\n")
+    for name in ("de.txt", "train-fr.txt.xz", "train-es.tsv", "README.md"):
+        (folder / "translate-train" / name).write_text("x\tX\n")
+    for name in ("de.txt", "test-fr.tsv.gz", "test-es-en-translated.tsv", "notes.md"):
+        (folder / "translate-test" / name).write_text("x\tX\n")
+    files = find_xtreme_files(tmp_path, "udpos", 2)
+    assert files is not None
+    assert sorted(files.untagged) == ["de", "fr"] and sorted(files.train) == ["en", "es"]
+    names = {language: path.name for language, path in files.translated_tests.items()}
+    assert names == {
+        "de": "de.txt",
+        "es": "test-es-en-translated.tsv",
+        "fr": "test-fr.tsv.gz",
+    }
+    (folder / "translate-test" / "test-de.tsv").write_text("x\tX\n")
+    with pytest.raises(InputError, match=r"test-de\.tsv is there too"):
+        find_xtreme_files(tmp_path, "udpos", 2)
