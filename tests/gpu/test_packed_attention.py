@@ -79,16 +79,16 @@ def batch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> To
     """A batch, and the assurance that on the GPU it attends the way it is meant to."""
     batch, longest_row = WAYS[request.param]
     monkeypatch.setattr(attention, "LONGEST_ROW", longest_row)
-    meant = "_flash_attention" if request.param.startswith("flash") else "_row_attention"
-    for way in {"_flash_attention", "_row_attention", "_padded_attention"} - {meant}:
+    meant = "plan_flash" if request.param.startswith("flash") else "plan_rows"
+    for way in {"plan_flash", "plan_rows", "_padded_attention"} - {meant}:
         monkeypatch.setattr(attention, way, only_on_the_cpu(getattr(attention, way)))
     return batch
 
 
-def only_on_the_cpu(plan: Callable[[TokenBatch], Any]) -> Callable[[TokenBatch], Any]:
-    def checked(batch: TokenBatch) -> Any:
+def only_on_the_cpu(plan: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(batch: TokenBatch, *others: Any) -> Any:
         assert not batch.ids.is_cuda, "the wrong way of attending"
-        return plan(batch)
+        return plan(batch, *others)
 
     return checked
 

@@ -31,38 +31,48 @@ def plan_attention(batch: TokenBatch, dtype: torch.dtype) -> Attend:
     if 0 < batch.row <= LONGEST_ROW:
         return plan_rows(batch, batch)
     if batch.ids.is_cuda and dtype in (torch.bfloat16, torch.float16):
-        return _flash_attention(batch)
+        return plan_flash(batch, batch, lambda: _padded_attention(batch))
     return _padded_attention(batch)
 
 
-def _flash_attention(batch: TokenBatch) -> Attend:
+def plan_flash(
+    queries: TokenBatch,
+    keys: TokenBatch,
+    plan_padded: Callable[[], Attend],
+    reach: tuple[int, int] | None = None,
+) -> Attend:
+    """Let sequence k of one batch attend to sequence k of another through the flash kernel.
+
+    It has no dropout: with some, the padded plan is made and used. `reach` is how far a token sees
+    back and ahead, −1 for all the way, whatever the layer's window is.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     padded: list[Attend] = []
 
     def attend(
         query: Float[Tensor, "tokens heads size"],
-        key: Float[Tensor, "tokens heads size"],
-        value: Float[Tensor, "tokens heads size"],
+        key: Float[Tensor, "others heads size"],
+        value: Float[Tensor, "others heads size"],
         dropout: float,
         scale: float,
         window: int | None,
     ) -> Float[Tensor, "tokens heads size"]:
-        if dropout > 0:  # the kernel has no dropout: exact, but slower
+        if dropout > 0:  # exact, but slower
             if not padded:
-                padded.append(_padded_attention(batch))
+                padded.append(plan_padded())
             return padded[0](query, key, value, dropout, scale, window)
-        reach = (-1, -1) if window is None else (window, window)
+        sides = (-1, -1) if window is None else (window, window)
         result = varlen_attn(
             query,
             key,
             value,
-            batch.offsets,
-            batch.offsets,
-            batch.longest,
-            batch.longest,
+            queries.offsets,
+            keys.offsets,
+            queries.longest,
+            keys.longest,
             scale=scale,
-            window_size=reach,
+            window_size=reach or sides,
         )
         assert isinstance(result, torch.Tensor)  # a tuple only if more was asked for
         return result

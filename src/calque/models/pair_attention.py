@@ -6,12 +6,13 @@ batches are laid out for it: sequence k of the one must find sequence k of the o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
 
-from calque.models.attention import LONGEST_ROW, pad_slots, plan_rows
+from calque.models.attention import LONGEST_ROW, pad_slots, plan_flash, plan_rows
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -48,37 +49,8 @@ def _plan(queries: TokenBatch, keys: TokenBatch, dtype: torch.dtype, *, causal: 
 
 
 def _flash_attention(queries: TokenBatch, keys: TokenBatch, *, causal: bool) -> Attend:
-    from torch.nn.attention.varlen import varlen_attn
-
-    padded: list[Attend] = []
-
-    def attend(
-        query: Float[Tensor, "tokens heads size"],
-        key: Float[Tensor, "others heads size"],
-        value: Float[Tensor, "others heads size"],
-        dropout: float,
-        scale: float,
-        window: int | None,
-    ) -> Float[Tensor, "tokens heads size"]:
-        if dropout > 0:  # the kernel has no dropout: exact, but slower
-            if not padded:
-                padded.append(_padded_attention(queries, keys, causal=causal))
-            return padded[0](query, key, value, dropout, scale, window)
-        result = varlen_attn(
-            query,
-            key,
-            value,
-            queries.offsets,
-            keys.offsets,
-            queries.longest,
-            keys.longest,
-            scale=scale,
-            window_size=BEFORE if causal else ALL,
-        )
-        assert isinstance(result, torch.Tensor)  # a tuple only if more was asked for
-        return result
-
-    return attend
+    padded = partial(_padded_attention, queries, keys, causal=causal)
+    return plan_flash(queries, keys, padded, reach=BEFORE if causal else ALL)
 
 
 def _padded_attention(queries: TokenBatch, keys: TokenBatch, *, causal: bool) -> Attend:
