@@ -7,10 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from calque.cli import run
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 TAGGED = Path(__file__).parents[1] / "data" / "tagged"
 
 

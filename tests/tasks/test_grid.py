@@ -305,7 +305,14 @@ def test_grid_options_need_a_grid(
 def start(models: list[str], data: Path, out: Path, *options: str) -> subprocess.Popen[str]:
     fixed = ["--data", str(data), "--tasks", "toy", "--device", "cpu", "-o", str(out)]
     command = [sys.executable, str(TOY), "evaluate", *models, *fixed, *options]
-    return subprocess.Popen(command, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    return subprocess.Popen(
+        command,
+        text=True,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # Where the tests run in the background, interrupts are ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def wait_for(is_so: Callable[[], bool], process: subprocess.Popen[str]) -> None:

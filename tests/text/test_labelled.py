@@ -20,7 +20,7 @@ def test_xnli() -> None:
 def test_translated_and_numbered_columns(tmp_path: Path) -> None:
     path = tmp_path / "en-de-translated.tsv"
     path.write_text("a\tb\tx\ty\tcontradictory\n", encoding="utf-8")
-    assert read_pairs(path) == [LabelledText(("x", "y"), "contradiction")]
+    assert read_pairs(path) == [LabelledText(("x", "y"), "contradiction", ("a", "b"))]
     path.write_text("id\tsentence1\tsentence2\tlabel\n1\tx\ty\t0\n", encoding="utf-8")
     assert read_pairs(path) == [LabelledText(("x", "y"), "0")]
 
