@@ -27,9 +27,16 @@ from calque.models.seq2seq import Seq2Seq
 from calque.models.seq2seq_start import DecoderPlan, build_seq2seq, read_weights
 from calque.text.files import read_lines
 from calque.text.tokenization import load_tokenizer
+from calque.tools.embedder import cut_blocks
 from calque.tools.link_writer import LinkStream
 from calque.tools.segments import cut_segments
-from calque.tools.translator import Search, Translator, cut_blocks, write_translations
+from calque.tools.translator import (
+    BLOCK_CHARACTERS,
+    BLOCK_LINES,
+    Search,
+    Translator,
+    write_translations,
+)
 
 
 def main() -> None:
@@ -91,7 +98,7 @@ def prepare_bare(translator: Translator, lines: list[str]) -> Callable[[], int]:
     """Tokenise, sort and pad beforehand; what is left is `generate()` alone."""
     tokenizer, search = translator.model.tokenizer, translator.search
     batches = []
-    for block in cut_blocks(lines):
+    for block in cut_blocks(lines, BLOCK_LINES, BLOCK_CHARACTERS):
         segments = cut_segments(tokenizer, block, translator.longest, translator.source)
         for rows in translator.plan_batches(segments.lengths):
             ids = translator.pad([segments.ids[row] for row in rows]).to(translator.device)

@@ -143,7 +143,7 @@ def embed_blocks(
         raise InputError("one string was given for sentences", fix="give a list: embed([text])")
     numbers = [encoder.check_layer(layer) for layer in layers]
     budget = batch_tokens or BATCH_TOKENS.get(device_of(encoder).type, BATCH_TOKENS["cpu"])
-    for block in _cut_blocks(sentences):
+    for block in cut_blocks(sentences, BLOCK_SENTENCES, BLOCK_CHARACTERS):
         windows = cut_windows(encoder, block)
         pooled = _pool_windows(encoder, windows, numbers, budget)
         vectors = {
@@ -182,13 +182,14 @@ def normalize_rows(vectors: Vectors) -> Vectors:
     return vectors / norms
 
 
-def _cut_blocks(sentences: Iterable[str]) -> Iterator[list[str]]:
+def cut_blocks(sentences: Iterable[str], most: int, most_characters: int) -> Iterator[list[str]]:
+    """Cut a stream of lines into blocks of bounded size."""
     block: list[str] = []
     n_characters = 0
     for sentence in sentences:
         block.append(sentence)
         n_characters += len(sentence)
-        if len(block) == BLOCK_SENTENCES or n_characters >= BLOCK_CHARACTERS:
+        if len(block) == most or n_characters >= most_characters:
             yield block
             block, n_characters = [], 0
     if block:

@@ -11,6 +11,7 @@ import torch
 
 from calque.text.batching import bucket_batches
 from calque.text.tokenization import lift_limits
+from calque.tools.embedder import cut_blocks
 from calque.tools.link_writer import pack_block
 from calque.tools.segments import Segments, cut_segments
 from calque.types import InputError
@@ -112,7 +113,7 @@ class Translator:
         """Translate a stream of lines, in constant memory; the best translation comes first."""
         if isinstance(lines, str):
             raise InputError("one string was given for lines", fix="give a list: [text]")
-        for block in cut_blocks(lines):
+        for block in cut_blocks(lines, BLOCK_LINES, BLOCK_CHARACTERS):
             yield from self.translate_block(block)[0]
 
     def translate_block(self, lines: list[str]) -> tuple[list[list[Candidate]], TranslateReport]:
@@ -241,20 +242,6 @@ def halve(rows: IntArray) -> list[IntArray]:
     return [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
 
 
-def cut_blocks(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Cut a stream of lines into blocks of bounded size."""
-    block: list[str] = []
-    n_characters = 0
-    for line in lines:
-        block.append(line)
-        n_characters += len(line)
-        if len(block) == BLOCK_LINES or n_characters >= BLOCK_CHARACTERS:
-            yield block
-            block, n_characters = [], 0
-    if block:
-        yield block
-
-
 def write_translations(
     translator: Translator,
     lines: Iterable[str],
@@ -269,7 +256,7 @@ def write_translations(
     0, before every translation and the score after it, as Moses writes them.
     """
     first = 0
-    for block in cut_blocks(lines):
+    for block in cut_blocks(lines, BLOCK_LINES, BLOCK_CHARACTERS):
         if sink.wants("\n".join(block).encode()):
             found, report = translator.translate_block(block)
             text = "".join(_format(first, found, translator.search.n_best))
