@@ -41,6 +41,7 @@ from calque.text.labelled import read_pairs
 from calque.text.tagged import read_tagged, spread
 
 TASKS = ("pos", "ner", "xnli")
+RATE = 2e-4  # of the encoder, in all trainings
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,12 @@ def list_features(
 
 def list_runs(options: argparse.Namespace) -> list[Callable[[Job], Timed]]:
     """Give the trainings to compare, on a GPU with and without recording."""
-    settings = TaskSettings(epochs=options.epochs, batch_tokens=options.batch_tokens)
+    settings = TaskSettings(
+        epochs=options.epochs,
+        learning_rate=RATE,
+        batch_tokens=options.batch_tokens,
+        graphs=False,
+    )
     runs = [
         lambda job: train_with_trainer(job, options, "random"),
         lambda job: train_with_trainer(job, options, "group_by_length"),
@@ -188,7 +194,7 @@ def train_with_trainer(job: Job, options: argparse.Namespace, sampling: str) -> 
             output_dir=scratch,
             num_train_epochs=options.epochs,
             per_device_train_batch_size=max(1, round(options.batch_tokens / lengths.mean())),
-            learning_rate=2e-4,
+            learning_rate=RATE,
             warmup_steps=0.1,
             weight_decay=0.01,
             bf16=options.device == "cuda",

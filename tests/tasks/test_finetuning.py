@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,13 @@ from transformers import get_linear_schedule_with_warmup
 from calque.models.encoder import Encoder
 from calque.tasks.class_examples import ClassBatch, ClassExamples, encode_texts
 from calque.tasks.classification import TextClassifier
-from calque.tasks.finetuning import fine_tune, plan_epoch, predict
+from calque.tasks.finetuning import _can_replay, fine_tune, plan_epoch, predict
 from calque.tasks.replay import copy_tensors, sizes_of, tensors_of
 from calque.tasks.tag_examples import TagExamples, encode_tagged
 from calque.tasks.tagger import Tagger
 from calque.tasks.task_settings import TaskSettings
 from calque.tasks.updates import Update
+from calque.text.batching import BatchShape
 from calque.text.labelled import read_pairs
 from calque.text.placing import fit_shape
 from calque.text.tagged import read_tagged
@@ -61,6 +63,49 @@ def test_it_learns_and_the_seed_decides(tiny_encoder: Encoder) -> None:
     assert reports[0].losses == reports[1].losses != reports[2].losses
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
     assert reports[0].n_tokens == 4 * examples.lengths.sum() and reports[0].epoch == 4
+
+
+def test_recording_changes_nothing_on_a_cpu(tiny_encoder: Encoder) -> None:
+    assert SETTINGS.graphs
+    models, losses = [], []
+    for settings in (SETTINGS, replace(SETTINGS, graphs=False)):
+        tagger, examples = make_tagger(tiny_encoder, settings)
+        losses.append(fine_tune(tagger, examples, settings, seed=1).losses)
+        models.append(weights_of(tagger))
+    assert losses[0] == losses[1]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+@pytest.mark.parametrize(
+    ("row", "choices", "attention_dropout", "is_recorded"),
+    [
+        (256, {}, 0.1, True),
+        (256, {"precision": "fp32"}, 0.1, True),
+        (256, {"graphs": False}, 0.0, False),
+        (None, {}, 0.0, False),  # as on a CPU
+        # In longer rows padded attention waits for the device, the flash kernel does not.
+        (264, {}, 0.1, False),
+        (264, {}, 0.0, True),
+        (264, {"body_dropout": 0.1}, 0.0, False),
+        (264, {"precision": "fp32"}, 0.0, False),
+        (264, {"setting": "features"}, 0.1, True),
+        (264, {"setting": "features", "precision": "fp32"}, 0.1, False),
+    ],
+)
+def test_what_waits_for_the_device_is_not_recorded(
+    tiny_encoder: Encoder,
+    row: int | None,
+    choices: dict[str, object],
+    attention_dropout: float,
+    is_recorded: bool,
+) -> None:
+    settings = TaskSettings(**choices)  # type: ignore[arg-type]
+    tagger, _ = make_tagger(tiny_encoder, settings)
+    tagger.encoder.config.attention_probs_dropout_prob = attention_dropout
+    shape = None if row is None else BatchShape(4 * row, row, 8, 4 * row)
+    assert _can_replay(tagger, settings, shape) == is_recorded
+    tagger.replays = False
+    assert not _can_replay(tagger, settings, shape)
 
 
 def test_the_loss_is_that_of_the_padded_hugging_face_model(tiny_encoder: Encoder) -> None:
@@ -107,7 +152,9 @@ def test_a_fixed_shape_changes_no_gradient(tiny_encoder: Encoder, head: str) -> 
 
 
 def test_updates_are_those_of_torch_and_transformers(tiny_encoder: Encoder) -> None:
-    settings = TaskSettings(dropout=0.0, body_dropout=0.0, warmup=0.25, max_grad_norm=0.1)
+    settings = TaskSettings(
+        learning_rate=2e-4, dropout=0.0, body_dropout=0.0, warmup=0.25, max_grad_norm=0.1
+    )
     tagger, examples = make_tagger(tiny_encoder, settings)
     reference, _ = make_tagger(tiny_encoder, settings)
     body = set(reference.encoder.parameters())

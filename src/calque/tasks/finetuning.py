@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ def fine_tune(
     n_updates = sum(map(len, plans))
     keeper = _BestWeights(model) if settings.select == "best" and score_dev else None
     losses: list[float] = []
-    with _own_randomness(seed, device):
+    with _own_randomness(seed, device), _current(device):
         update = Update(model, settings, n_updates, replays=_can_replay(model, settings, shape))
         for plan in plans:
             model.train()
@@ -162,6 +162,11 @@ def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Make the model's device the current one: a recording sees no work on any other."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def _choose_shape(
     lengths: IntArray, plans: list[list[IntArray]], device: torch.device
 ) -> BatchShape | None:
@@ -174,14 +179,16 @@ def _choose_shape(
 def _can_replay(model: HeadModel, settings: TaskSettings, shape: BatchShape | None) -> bool:
     """Tell whether an update never waits for the device, which a recorded one could not do.
 
-    Attention over long rows does if it has dropout, for which the fast kernel has none.
+    Attention over long rows does in single precision or with dropout: the fast kernel has neither.
     """
     if shape is None or not settings.graphs or not model.replays:
         return False
+    if shape.row <= LONGEST_ROW:
+        return True
     config = model.encoder.model.config
     names = "attention_probs_dropout_prob", "attention_dropout"
     rates = [settings.body_dropout, *(getattr(config, name, None) for name in names)]
-    return shape.row <= LONGEST_ROW or model.freezes or not any(rates)
+    return settings.precision == "bf16" and (model.freezes or not any(rates))
 
 
 def _mean_loss(losses: list[Tensor], epoch: int) -> float:
