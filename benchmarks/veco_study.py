@@ -102,13 +102,13 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--mini-steps", type=int, default=350, help="of pre-training calque-mini")
     parser.add_argument("--mini-rate", type=float, default=3e-4)
     parser.add_argument("--batch-tokens", type=int, default=16_384, help="a step and objective")
-    parser.add_argument("--updates", type=int, default=1000, help="of translation")
+    parser.add_argument("--updates", type=int, default=700, help="of translation")
     parser.add_argument("--translation-rate", type=float, default=5e-4)
     parser.add_argument("--translation-tokens", type=int, default=8192, help="of both sides")
     parser.add_argument("--dropout", type=float, default=0.1, help="of translation")
     parser.add_argument("--shallow", type=int, default=2, help="layers of a shallow decoder")
     parser.add_argument("--test", default="test_2016_flickr", help="the test of translation")
-    parser.add_argument("--curve-lines", type=int, default=500, help="of the validation text")
+    parser.add_argument("--curve-lines", type=int, default=200, help="of the validation text")
     parser.add_argument("--languages", default="de,fr,ro,cs,hi,ja,zh", help="of Tatoeba")
     parser.add_argument("--jobs", type=int, default=1, help="workers; 1: this process")
     parser.add_argument("--minutes", type=float, default=1e6, help="then it stops")
@@ -162,10 +162,12 @@ class Cell:
 
     @property
     def priority(self) -> int:
-        """Put what is compared most before the rest, and a start before what is learnt from it."""
+        """Put calque-mini and random weights first, and a start before what is learnt from it."""
         if self.decoder != FULL:
-            return 4
-        return 2 * (self.start == MINI) + bool(self.direction)
+            return 2
+        if self.start == MINI or self.method == NONE:
+            return int(bool(self.direction))
+        return 3 + bool(self.direction)
 
     @property
     def order(self) -> tuple[Any, ...]:
