@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,27 @@ def test_languages_are_those_there_are(
     assert [row["language"] for row in read_rows(tmp_path / "out")] == ["de", "fr"]
     assert evaluate("--seeds", "1", "--languages", "de,fr") == 0  # the order says nothing
     assert "0 cells to do; 1 are done" in capsys.readouterr().err
+
+
+def test_english_is_no_exception(
+    evaluate: Callable[..., int], data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "fake" / "test-en.txt").write_text("line\n")
+    assert evaluate("--seeds", "1", "--languages", "de", "--dry-run") == 0
+    assert capsys.readouterr().out.rstrip("\n").endswith("\tde")
+    assert evaluate("--seeds", "1", "--languages", "de,en", "--dry-run") == 0
+    assert capsys.readouterr().out.rstrip("\n").endswith("\tde en")
+    assert evaluate("--seeds", "1", "--languages", "sw", "--dry-run") == 2
+    assert "toy has no test for sw" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_is_left_out(
+    evaluate: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(TASKS, "other", replace(TASKS["toy"], languages="toy_grid:list_more"))
+    options = ("--tasks", "toy,other", "--languages", "de,sw", "--dry-run")
+    assert evaluate("--seeds", "1", *options) == 0
+    assert "toy has no test for sw" in capsys.readouterr().err
 
 
 def test_a_dry_run_does_nothing(
