@@ -65,6 +65,17 @@ def test_treebanks(tmp_path: Path) -> None:
     assert files.to_test("vi") == (tmp_path / "vi_vtb-ud-test.conllu.xz",)
 
 
+def test_treebanks_in_folders_of_their_own(tmp_path: Path) -> None:
+    for folder, name in (("UD_English-EWT", "en_ewt-ud-train"), ("UD_German-GSD", "de_gsd-ud-test")):
+        (tmp_path / "ud" / folder).mkdir(parents=True)
+        (tmp_path / "ud" / folder / f"{name}.conllu").touch()
+        (tmp_path / "ud" / folder / "LICENSE.txt").touch()
+    for data in (tmp_path, tmp_path / "ud"):
+        files = find_treebanks(data)
+        assert files is not None
+        assert (list(files.train), files.tested) == (["en"], ["de"])
+
+
 def test_translations_beside_a_set(tmp_path: Path) -> None:
     folder = tmp_path / "udpos"
     for place in ("translate-train", "translate-test"):

@@ -88,10 +88,13 @@ def find_xtreme_files(data: Path, name: str, n_columns: int) -> TaskFiles | None
 
 
 def find_treebanks(data: Path, name: str = "ud") -> TaskFiles | None:
-    """Find `de_gsd-ud-train.conllu` and its like; several treebanks of a language count as one."""
+    """Find `de_gsd-ud-train.conllu` and its like; several treebanks of a language count as one.
+
+    They lie side by side or, as they are given out, in folders of their own.
+    """
     for folder in _candidates(data, name):
         splits: dict[str, dict[str, list[Path]]] = {"train": {}, "dev": {}, "test": {}}
-        for path in sorted(folder.iterdir()):
+        for path in sorted([*folder.iterdir(), *folder.glob("UD_*/*.conllu*")]):
             if found := TREEBANK.fullmatch(path.name):
                 splits[found[2]].setdefault(found[1], []).append(path)
         if any(splits.values()):
