@@ -138,8 +138,9 @@ def _add(split: dict[str, list[Path]], language: str, path: Path) -> None:
 
 
 def _has_columns(path: Path, n_columns: int) -> bool:
-    """Tell a labelled file by its first lines."""
-    return any(line.count("\t") >= n_columns - 1 for line in islice(read_lines(path), 5))
+    """Tell a labelled file by its first lines; an empty last column holds no labels."""
+    first = islice((line.rstrip() for line in read_lines(path) if line.strip()), 5)
+    return any(line.count("\t") >= n_columns - 1 for line in first)
 
 
 def _freeze(split: dict[str, list[Path]]) -> dict[str, tuple[Path, ...]]:
