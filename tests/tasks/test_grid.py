@@ -92,9 +92,7 @@ def test_rows_are_exact(evaluate: Callable[..., int], tmp_path: Path) -> None:
     assert rows[0]["value"] != rows[2]["value"] or rows[1]["value"] != rows[3]["value"]
 
 
-def test_what_learns_for_itself_has_no_source(
-    evaluate: Callable[..., int], tmp_path: Path
-) -> None:
+def test_what_learns_for_itself_has_no_source(evaluate: Callable[..., int], tmp_path: Path) -> None:
     """Else a comparison would speak of a gap to English, from which nothing was transferred."""
     assert evaluate("--seeds", "1", "--setting", "supervised") == 0
     row = read_rows(tmp_path / "out")[0]

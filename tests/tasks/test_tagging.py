@@ -124,7 +124,5 @@ def test_tests_whose_tags_are_no_spans(tmp_path: Path, tiny_encoder: Encoder) ->
     (folder / "dev-de.tsv").write_text("in\tO\nNew\tB-LOC\nYork\tE-LOC\n")
     settings = TaskSettings(epochs=1)
     with pytest.raises(InputError, match="'E-LOC' is not a tag of a span") as caught:
-        measure_tagging(
-            copy_encoder(tiny_encoder), tmp_path, task="ner", settings=settings, seed=0
-        )
+        measure_tagging(copy_encoder(tiny_encoder), tmp_path, task="ner", settings=settings, seed=0)
     assert (caught.value.file, caught.value.line) == (str(folder / "dev-de.tsv"), 3)

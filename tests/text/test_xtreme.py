@@ -77,7 +77,10 @@ def test_treebanks(tmp_path: Path) -> None:
 
 
 def test_treebanks_in_folders_of_their_own(tmp_path: Path) -> None:
-    for folder, name in (("UD_English-EWT", "en_ewt-ud-train"), ("UD_German-GSD", "de_gsd-ud-test")):
+    for folder, name in (
+        ("UD_English-EWT", "en_ewt-ud-train"),
+        ("UD_German-GSD", "de_gsd-ud-test"),
+    ):
         (tmp_path / "ud" / folder).mkdir(parents=True)
         (tmp_path / "ud" / folder / f"{name}.conllu").touch()
         (tmp_path / "ud" / folder / "LICENSE.txt").touch()

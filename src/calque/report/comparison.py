@@ -38,7 +38,8 @@ class Comparison:
 
     `name` is the language, or the scope. `p` is the largest of the tests that apply; `low` and
     `high` bound the difference with all errors taken together, if anything does; `item_low` and
-    `item_high` by resampling the items alone. The last fields are known once all tests are (`verdict.judge`).
+    `item_high` by resampling the items alone. The last fields are known once all tests are
+    (`verdict.judge`).
     """
 
     task: str
