@@ -153,6 +153,7 @@ def test_a_good_folder(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("name", "content", "message"),
     [
         ("xtreme/panx/dev-de.tsv", "Berlin\tB-LOC\nBonn\n", "dev-de.tsv, line 2: not a word"),
+        ("xtreme/panx/dev-de.tsv", "Berlin\tS-LOC\n", "dev-de.tsv, line 1: 'S-LOC' is not a tag"),
         ("xtreme/xnli/dev-en.tsv", "a\tb\n", "dev-en.tsv, line 1: not two texts and a class"),
         ("xtreme/xquad/xquad.en.json", "{", "xquad.en.json, line 1: no JSON"),
         ("tatoeba/tatoeba.deu-eng.eng", "Yes.\n", "tatoeba.deu-eng.deu: 2 lines, but 1"),

@@ -85,6 +85,8 @@ def test_names_and_a_gold_list(
     (tmp_path / "bad.gold").write_text("de-000000001\ten-999999999\n")
     assert mine(*files, "--dev", tmp_path / "bad.gold", "-o", out) == 2
     assert "bad.gold, line 1: 'en-999999999' is not in" in capsys.readouterr().err
+    # Said before anything was embedded: nothing has to be resumed.
+    assert not list(tmp_path.glob("*.mining"))
 
 
 def test_a_killed_run_goes_on(
@@ -132,6 +134,7 @@ def test_bad_input(texts: tuple[Path, Path], capsys: pytest.CaptureFixture[str])
         ([*texts, "--retrieval", "min"], "no retrieval 'min'"),
         ([*texts, "--k", "0"], "k=0"),
         ([*texts, "--threshold", "1", "--dev", "x"], "--threshold and --dev"),
+        ([*texts, "--threshold", "nan"], "--threshold nan"),
         (["-", texts[1]], "standard input cannot be mined"),
         ([texts[0], folder / "short.npy"], "text and vectors mixed"),
         ([folder / "absent.txt", texts[1]], "absent.txt: no such file"),

@@ -8,13 +8,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from calque.report.page import make_page
 from calque.report.results import read_results
 from calque.report.study import Judging, Study, make_study
 from calque.report.svg import Interval, choose_step, draw_intervals, draw_layers, draw_seeds
-from calque.report.tables import show_spread
+from calque.report.tables import list_sentences, show_spread, to_csv
 from calque.report.verdict import show_difference
 
 DRAWN = runpy.run_path(str(Path(__file__).parents[1] / "drawn_results.py"))
@@ -113,6 +114,35 @@ def test_notes_are_shown(study: Study, tmp_path: Path) -> None:
     shown = make_page(make_study(read_results([tmp_path]), "base"))
     assert "1 cell missing: base, pos, seed 2" in shown
     assert "cannot tell" in shown
+
+
+@pytest.mark.parametrize("n_items", [1, 1000])
+@pytest.mark.parametrize("seeds", [(None,), (1, 2, 3)])
+def test_one_item_that_differs_bounds_nothing(
+    tmp_path: Path, n_items: int, seeds: tuple[int | None, ...]
+) -> None:
+    """Two nearly equal models: no interval is as wide as that, and the page must do without."""
+    (tmp_path / "items").mkdir()
+    rows = []
+    for model, n_right in (("base", n_items), ("rounded", n_items - 1)):
+        right = np.arange(n_items) < n_right
+        for seed in seeds:
+            name = f"items/{model}{seed}.npz"
+            np.savez(tmp_path / name, **{"de.num": right.astype(float), "de.den": np.ones(n_items)})
+            value, config = 100 * float(right.mean()), f"aa-bb-{model}"
+            rows.append(
+                DRAWN["make_row"](
+                    model=model, seed=seed, value=value, n_items=n_items, items=name, config=config
+                )
+            )
+    DRAWN["write_rows"](tmp_path, rows)
+    found = make_study(read_results([tmp_path]), "base", judging=Judging(n_resamples=200))
+    compared = found.tasks[0].models["rounded"].overall
+    assert (compared.low, compared.high) == (None, None)
+    assert compared.p == 1.0
+    assert compared.category == "within noise"
+    assert show_difference(compared) in make_page(found)
+    assert "inf" not in to_csv(found) + "\n".join(list_sentences(found))
 
 
 def test_places_on_scales() -> None:

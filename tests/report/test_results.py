@@ -127,6 +127,19 @@ def test_settings_data_and_versions_must_agree(tmp_path: Path) -> None:
     assert notes == ["pos: the settings of the scores differ: not made alike"]
 
 
+def test_one_name_for_two_models_is_said(tmp_path: Path) -> None:
+    """Seeds of other weights under the same name, as two folders can hold them, are not one's."""
+    for number, weights in ((1, "old"), (2, "new")):
+        row = DRAWN["make_row"](model="m", seed=number, config=f"aa-bb-{weights}")
+        base = DRAWN["make_row"](model="base", seed=number)
+        DRAWN["write_rows"](tmp_path / weights, [row, base])
+    rows = read_results([tmp_path / "old", tmp_path / "new"]).rows
+    assert describe_mixtures("pos", rows) == [
+        "pos: more than one model is called m: not one's seeds"
+    ]
+    assert describe_mixtures("pos", [row for row in rows if row.seed == 1]) == []
+
+
 def test_items_that_are_not_the_row_s(tmp_path: Path) -> None:
     (tmp_path / "items").mkdir()
     write_rows(tmp_path, [make_row(items="items/a.npz")])

@@ -118,6 +118,13 @@ def test_min_f_prime_is_clark_s() -> None:
     assert both.df == pytest.approx((f1 + f2) ** 2 / (f1**2 / items.df + f2**2 / seeds.df))
 
 
+def test_an_error_without_bound_stays_so() -> None:
+    """One test item has no spread: no seed makes up for that, and p is a number still."""
+    both = add_errors(Error(1.0, 4), Error(math.inf, 1))
+    assert both == Error(math.inf, 1)
+    assert find_p(3.0, both) == 1.0
+
+
 def test_the_paper_s_rule() -> None:
     """mBERT's parsing in Wu and Dredze's Table 1: weak alignment counts as better there."""
     mbert = Spread(52.6, 0.4, 5)

@@ -225,6 +225,8 @@ def test_other_items_are_not_resampled_together(tmp_path: Path) -> None:
 
 
 def test_bad_requests(drawn: Results, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there are no results yet"):
+        make_study(Results([], []), "base")
     with pytest.raises(InputError, match=r"no model is called 'x'.*base, better, same"):
         make_study(drawn, "x")
     with pytest.raises(InputError, match=r"no task is called 'x'.*pos, ner"):

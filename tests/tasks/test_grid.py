@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,13 @@ def test_rows_are_exact(evaluate: Callable[..., int], tmp_path: Path) -> None:
         assert num.dtype == den.dtype == np.float64
     assert len({row["config"] for row in rows}) == 1
     assert rows[0]["value"] != rows[2]["value"] or rows[1]["value"] != rows[3]["value"]
+
+
+def test_what_learns_for_itself_has_no_source(evaluate: Callable[..., int], tmp_path: Path) -> None:
+    """Else a comparison would speak of a gap to English, from which nothing was transferred."""
+    assert evaluate("--seeds", "1", "--setting", "supervised") == 0
+    row = read_rows(tmp_path / "out")[0]
+    assert (row["setting"], row["source"]) == ("supervised", None)
 
 
 def test_what_is_done_stays_done(
@@ -214,6 +222,27 @@ def test_languages_are_those_there_are(
     assert [row["language"] for row in read_rows(tmp_path / "out")] == ["de", "fr"]
     assert evaluate("--seeds", "1", "--languages", "de,fr") == 0  # the order says nothing
     assert "0 cells to do; 1 are done" in capsys.readouterr().err
+
+
+def test_english_is_no_exception(
+    evaluate: Callable[..., int], data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "fake" / "test-en.txt").write_text("line\n")
+    assert evaluate("--seeds", "1", "--languages", "de", "--dry-run") == 0
+    assert capsys.readouterr().out.rstrip("\n").endswith("\tde")
+    assert evaluate("--seeds", "1", "--languages", "de,en", "--dry-run") == 0
+    assert capsys.readouterr().out.rstrip("\n").endswith("\tde en")
+    assert evaluate("--seeds", "1", "--languages", "sw", "--dry-run") == 2
+    assert "toy has no test for sw" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_is_left_out(
+    evaluate: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(TASKS, "other", replace(TASKS["toy"], languages="toy_grid:list_more"))
+    options = ("--tasks", "toy,other", "--languages", "de,sw", "--dry-run")
+    assert evaluate("--seeds", "1", *options) == 0
+    assert "toy has no test for sw" in capsys.readouterr().err
 
 
 def test_a_dry_run_does_nothing(

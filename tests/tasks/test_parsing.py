@@ -185,6 +185,8 @@ def test_treebanks_are_found_by_their_names(tmp_path: Path) -> None:
     for part in ("train", "test"):
         shutil.copy(UD / f"en_ewt-ud-{part}.conllu", nested)
     assert list_languages(tmp_path, SETTINGS) == ["en"]
+    shutil.copytree(nested, tmp_path / "data" / "xtreme" / "ud" / nested.name)
+    assert list_languages(tmp_path / "data", SETTINGS) == ["en"]
     shutil.copy(UD / "en_ewt-ud-test.conllu", tmp_path / "en_gum-ud-test.conllu")
     with pytest.raises(InputError, match="is of 'en' too"):
         find_treebanks(tmp_path)

@@ -86,6 +86,9 @@ def test_the_hash_of_a_model_is_that_of_its_files(tiny_folder: Path, tmp_path: P
     (copy / "model.safetensors").write_bytes(b"other")
     assert moved.hash() != tiny.hash()
     assert moved_floor.hash() == floor.hash()  # which never reads the weights
+    # A tokenizer's merges decide what a model reads, and a floor too.
+    (copy / "merges.txt").write_text("#version: 0.2\na b\n")
+    assert moved_floor.hash() != floor.hash()
 
 
 # Hashes.

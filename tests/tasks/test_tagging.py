@@ -112,3 +112,17 @@ def test_tags_that_are_no_spans(tmp_path: Path, tiny_encoder: Encoder) -> None:
         measure_tagging(
             copy_encoder(tiny_encoder), tmp_path, task="ner", settings=TaskSettings(), seed=0
         )
+
+
+def test_tests_whose_tags_are_no_spans(tmp_path: Path, tiny_encoder: Encoder) -> None:
+    """Another scheme in a test alone would be scored as if S-LOC and E-LOC were spans' insides."""
+    folder = tmp_path / "panx"
+    folder.mkdir()
+    names = "to\tO\nNew\tB-LOC\nYork\tI-LOC\n\nto\tO\nParis\tB-LOC\n\n"
+    for name in ("train-en", "dev-en"):
+        (folder / f"{name}.tsv").write_text(names)
+    (folder / "dev-de.tsv").write_text("in\tO\nNew\tB-LOC\nYork\tE-LOC\n")
+    settings = TaskSettings(epochs=1)
+    with pytest.raises(InputError, match="'E-LOC' is not a tag of a span") as caught:
+        measure_tagging(copy_encoder(tiny_encoder), tmp_path, task="ner", settings=settings, seed=0)
+    assert (caught.value.file, caught.value.line) == (str(folder / "dev-de.tsv"), 3)

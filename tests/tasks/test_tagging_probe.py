@@ -69,6 +69,16 @@ def test_files_are_found_in_and_above_their_folder(data: Path) -> None:
     assert list(find_files(data, NER, ["de"]).find_tests()) == ["en", "de"]
 
 
+def test_treebanks_in_folders_of_their_own(data: Path, tmp_path: Path) -> None:
+    for path in (data / "ud").glob("*.conllu*"):
+        nested = tmp_path / "released" / "ud" / f"UD_{path.name[:6]}"
+        nested.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, nested)
+    mine, theirs = (find_files(place, POS) for place in (tmp_path / "released", data / "ud"))
+    assert Path(mine.train).name == Path(theirs.train).name
+    assert list(mine.find_tests()) == list(theirs.find_tests())
+
+
 def test_missing_files_are_named(data: Path, tmp_path: Path) -> None:
     # Names must not be taken for parts of speech.
     with pytest.raises(InputError, match=r"no files of pos_probe here .*udpos/train-en.tsv\*"):

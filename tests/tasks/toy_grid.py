@@ -33,6 +33,10 @@ def list_languages(data: Path, settings: Any) -> list[str]:
     return sorted(path.stem.removeprefix("test-") for path in (data / "fake").glob("test-*.txt"))
 
 
+def list_more(data: Path, settings: Any) -> list[str]:
+    return [*list_languages(data, settings), "sw"]
+
+
 def measure(
     encoder: Any, data: Path, *, languages: Any, settings: Any, seed: int, on_progress: Any
 ) -> list[Outcome]:

@@ -44,6 +44,17 @@ def test_translated_training_files(tmp_path: Path) -> None:
     assert files is not None and sorted(files.train) == ["de", "en", "fr"]
 
 
+@pytest.mark.parametrize("test", ["a\nb\n", "a\t\nb\t\n", "\n" * 6 + "a\n"])
+def test_a_test_without_labels(tmp_path: Path, test: str) -> None:
+    """With or without the tab before what is not there, the dev file is the test."""
+    (tmp_path / "dev-de.tsv").write_text("a\tDET\n")
+    (tmp_path / "test-de.tsv").write_text(test)
+    files = find_xtreme_files(tmp_path, "udpos", 2)
+    assert files is not None
+    assert files.unlabelled == 1
+    assert files.to_test("de") == (tmp_path / "dev-de.tsv",)
+
+
 def test_one_file_twice(tmp_path: Path) -> None:
     (tmp_path / "dev-en.tsv").touch()
     (tmp_path / "dev-en.tsv.xz").touch()
@@ -63,6 +74,20 @@ def test_treebanks(tmp_path: Path) -> None:
     assert files is not None
     assert len(files.train["en"]) == 2 and files.tested == ["vi"]
     assert files.to_test("vi") == (tmp_path / "vi_vtb-ud-test.conllu.xz",)
+
+
+def test_treebanks_in_folders_of_their_own(tmp_path: Path) -> None:
+    for folder, name in (
+        ("UD_English-EWT", "en_ewt-ud-train"),
+        ("UD_German-GSD", "de_gsd-ud-test"),
+    ):
+        (tmp_path / "ud" / folder).mkdir(parents=True)
+        (tmp_path / "ud" / folder / f"{name}.conllu").touch()
+        (tmp_path / "ud" / folder / "LICENSE.txt").touch()
+    for data in (tmp_path, tmp_path / "ud"):
+        files = find_treebanks(data)
+        assert files is not None
+        assert (list(files.train), files.tested) == (["en"], ["de"])
 
 
 def test_translations_beside_a_set(tmp_path: Path) -> None:

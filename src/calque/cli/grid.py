@@ -62,11 +62,13 @@ def evaluate_grid(models: Sequence[str], options: GridOptions) -> None:
         languages=options.languages,
         chosen=parse_settings(options),
     )
+    for line in notes:
+        print(line, file=sys.stderr)
     if options.dry_run:
         return _list_cells(cells, options)
     with ResultsFolder(options.output) as results:
         plan = sort_out(cells, results, force=options.force)
-        for line in (*notes, *plan.notes, _describe(plan)):
+        for line in (*plan.notes, _describe(plan)):
             print(line, file=sys.stderr)
         n_failed = _run(plan.todo, results, options.device, n_jobs)
         n_rows = len(results.rows)

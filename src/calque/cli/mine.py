@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -90,7 +91,7 @@ def mine(
     calque mine zh-en.dev.zh zh-en.dev.en --dev zh-en.dev.gold -o zh-en.tsv
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
     from calque.text.files import check_target, write_atomically
-    from calque.tools.miner import MiningSettings, choose_threshold, write_pairs
+    from calque.tools.miner import MiningSettings, choose_threshold, locate_gold, write_pairs
 
     started = time.perf_counter()
     settings = MiningSettings(cast(Any, margin), cast(Any, retrieval), k, index, probes)
@@ -100,11 +101,15 @@ def mine(
     with ExitStack() as stack:
         folder = stack.enter_context(_working_folder(output, resume))
         job = _Job((src, tgt), vectors, folder, ids or None, resume, device)
-        sides = job.open_vectors() if job.is_given else job.embed(model, layer, raw)
         stack.callback(job.close)
+        given = job.open_vectors() if job.is_given else None
+        gold = set[tuple[int, int]]()
+        if dev is not None:
+            gold = locate_gold(dev, job.stores or [len(s.vectors.array) for s in given or ()])
+        sides = given or job.embed(model, layer, raw)
         pairs = _search(sides, settings)
         if dev is not None:
-            cut = choose_threshold(pairs, *sides, dev)
+            cut = choose_threshold(pairs, *sides, gold)
             if not cut.n_hits:
                 problem = f"none of its {cut.n_gold:,} pairs is among the {len(pairs):,} found"
                 raise InputError(problem, file=dev, fix="give a better model or another list")
@@ -203,6 +208,8 @@ def _check(
     """Refuse options that contradict each other, and input that can be read only once."""
     if threshold is not None and dev is not None:
         raise InputError("--threshold and --dev", fix="give one of both")
+    if threshold is not None and math.isnan(threshold):
+        raise InputError("--threshold nan", fix="give a number")
     if "-" in inputs:
         raise InputError("standard input cannot be mined", fix="name a file")
     are_vectors = [name.endswith(NPY) for name in inputs[:2]]

@@ -28,6 +28,8 @@ from calque.report.statistics import (
 
 Scope: TypeAlias = Literal["mean", "language", "gap"]
 Category: TypeAlias = Literal["helps", "hurts", "within noise", "cannot tell"]
+# Points; scores are percentages, so that an interval as wide to either side bounds nothing.
+WHOLE_SCALE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,9 @@ class Comparison:
     """A model minus the baseline, in points of the metric, and everything said about it.
 
     `name` is the language, or the scope. `p` is the largest of the tests that apply; `low` and
-    `high` bound the difference with all errors taken together, `item_low` and `item_high` by
-    resampling the items alone. The last fields are known once all tests are (`verdict.judge`).
+    `high` bound the difference with all errors taken together, if anything does; `item_low` and
+    `item_high` by resampling the items alone. The last fields are known once all tests are
+    (`verdict.judge`).
     """
 
     task: str
@@ -171,7 +174,8 @@ def _conclude(
 ) -> tuple[float | None, float | None, float | None]:
     """Give the largest p of the tests, and the widest interval.
 
-    Over seeds alone, over items alone, and over both at once (min F′): to reject, all must.
+    Over seeds alone, over items alone, and over both at once (min F′): to reject, all must. Where
+    next to no item differs, nothing bounds the difference, and there is no interval.
     """
     if items is None:
         tests = spans = [] if seeds is None else [seeds]
@@ -186,7 +190,7 @@ def _conclude(
     if p > alpha and items is not None:
         spans = [*spans, items.testing]  # an interval without 0 would contradict the test
     half = max(find_half_width(error, alpha) for error in spans)
-    return p, difference - half, difference + half
+    return (p, None, None) if half >= WHOLE_SCALE else (p, difference - half, difference + half)
 
 
 def _deviate(model: Spread, baseline: Spread, seeds: Error | None, *, paired: bool) -> float | None:

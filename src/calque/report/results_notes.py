@@ -47,7 +47,8 @@ def describe_failures(results: Results, models: Sequence[str], tasks: Sequence[s
 def describe_mixtures(task: str, rows: Sequence[Row]) -> list[str]:
     """Warn where scores of a task were not made alike: settings, data, versions, test items.
 
-    A configuration is named settings-data-model, of which the first two must agree.
+    A configuration is named settings-data-model, of which the first two must agree, and the third
+    within a model: folders that are read together may know two models by one name.
     """
     facts: dict[str, Callable[[Row], Hashable]] = {
         "setting": lambda row: row.setting,
@@ -61,6 +62,12 @@ def describe_mixtures(task: str, rows: Sequence[Row]) -> list[str]:
         if len(values) > 1 and not (name == "settings" and notes):
             shown = "" if name in ("settings", "data") else f" ({_list(map(str, values))})"
             notes.append(f"{task}: the {name} of the scores differ{shown}: not made alike")
+    weights: dict[str, set[str]] = {}
+    for row in rows:
+        if (part := _part(row.config, 2)) is not None:
+            weights.setdefault(row.model, set()).add(part)
+    if mixed := [model for model, found in weights.items() if len(found) > 1]:
+        notes.append(f"{task}: more than one model is called {_list(mixed)}: not one's seeds")
     if len({row.versions for row in rows}) > 1:
         kinds = [json.loads(text) for text in dict.fromkeys(row.versions for row in rows)]
         names = dict.fromkeys(name for kind in kinds for name in kind)

@@ -114,6 +114,8 @@ def add_errors(*errors: Error) -> Error:
     """
     squares = [error.se**2 for error in errors]
     total = math.fsum(squares)
+    if math.isinf(total):  # nothing is known, which no other error makes better
+        return Error(math.inf, min(error.df for error in errors if math.isinf(error.se)))
     below = math.fsum(
         square**2 / error.df for square, error in zip(squares, errors, strict=True) if square
     )

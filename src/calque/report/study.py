@@ -79,6 +79,8 @@ def make_study(
 ) -> Study:
     """Compare models with the baseline on all that they share."""
     judging = judging or Judging()
+    if not results.models:
+        raise InputError("there are no results yet", fix="wait for the first of `calque evaluate`")
     baseline = find_name(baseline, results.models, "model")
     asked = results.models if models is None else models
     names = list(dict.fromkeys(find_name(name, results.models, "model") for name in asked))

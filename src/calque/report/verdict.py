@@ -52,7 +52,7 @@ def show_difference(comparison: Comparison) -> str:
     """Show a difference with its interval, where it has one."""
     c = comparison
     shown = sign(c.difference)
-    if c.low is None or c.high is None or math.isinf(c.low):
+    if c.low is None or c.high is None:
         return shown
     return f"{shown} [{sign(c.low, plus=False)}, {sign(c.high, plus=False)}]"
 
@@ -110,7 +110,7 @@ def _explain(c: Comparison, *, alpha: float, correction: Correction) -> str:
     if c.category != "within noise":
         after = "" if correction == "none" or c.n_tests == 1 else f" after {c.n_tests} tests"
         return f"{name_category(c)} ({basis}; p {show_p(c.p_adjusted)}{after})"
-    if c.difference == 0 and c.low == c.high:
+    if c.difference == 0 and c.low is not None and c.low == c.high:
         return f"no difference at all ({basis})"
     words = f"within noise with {basis}"
     if c.p <= alpha < c.p_adjusted:

@@ -39,7 +39,7 @@ DATASETS: dict[str, Dataset] = {
             "panx/dev-XX.tsv",
         ),
         tasks=("ner", "ner_probe"),
-        files=_xtreme("panx", "tagged"),
+        files=_xtreme("panx", "names"),
         expected="af ar bg bn de el en es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr ms my "
         "nl pt ru sw ta te th tl tr ur vi yo zh",
         splits=("train", "dev"),

@@ -17,6 +17,13 @@ def count_tagged(path: Path) -> int:
     return len(read_tagged(path))
 
 
+def count_names(path: Path) -> int:
+    """Count sentences whose words have tags of spans."""
+    from calque.text.tagged import read_names
+
+    return len(read_names(path))
+
+
 def count_trees(path: Path) -> int:
     """Count sentences that are trees."""
     from calque.text.treebanks import read_trees
@@ -97,6 +104,7 @@ def count_lines(path: Path) -> int:
 
 READERS: dict[str, Callable[[Path], int]] = {
     "tagged": count_tagged,
+    "names": count_names,
     "trees": count_trees,
     "pairs": count_pairs,
     "questions": count_questions,
@@ -109,7 +117,7 @@ READERS: dict[str, Callable[[Path], int]] = {
     "lines": count_lines,
 }
 # Readers of tables whose test files are given out without the column of labels.
-COLUMNS = {"tagged": 2, "pairs": 3}
+COLUMNS = {"tagged": 2, "names": 2, "pairs": 3}
 
 
 def is_unlabelled(path: Path, reader: str, split: str) -> bool:

@@ -25,6 +25,9 @@ WEIGHTS = (
     "tokenizer*.json",
     "*.model",
     "vocab.*",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
     "veco/*.safetensors",
 )
 

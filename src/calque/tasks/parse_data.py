@@ -58,14 +58,15 @@ class ParseData:
 
 
 def find_treebanks(data: Path) -> Treebanks:
-    """Find the treebanks of a folder, or of `ud` in it, as Universal Dependencies names them.
+    """Find the treebanks of a folder, or of `ud` in it, under their own names.
 
     They lie side by side or in folders of their own. Two treebanks of one language are an error:
     one would be passed over in silence.
     """
     if not data.is_dir():
         raise InputError("no such folder", file=data, fix="check --data")
-    folder = data / "ud" if (data / "ud").is_dir() else data
+    places = (data / "ud", data / "xtreme" / "ud")
+    folder = next((place for place in places if place.is_dir()), data)
     found: dict[str, dict[str, Path]] = {"train": {}, "dev": {}, "test": {}}
     for path in sorted([*folder.glob("*.conllu*"), *folder.glob("UD_*/*.conllu*")]):
         matched = NAME.fullmatch(path.name)

@@ -82,7 +82,9 @@ def list_versions() -> dict[str, str]:
 
 
 def _describe(cell: Cell, result: CellResult) -> Row:
-    kind = cell.kind
+    kind, setting = cell.kind, cell.settings.setting
+    # Where every language learns for itself, none is the others' source.
+    has_source = kind.trained and setting != "supervised"
     return {
         "model": cell.entrant.name,
         "task": cell.task,
@@ -94,8 +96,8 @@ def _describe(cell: Cell, result: CellResult) -> Row:
         "n_items": 0,
         "layers": {},
         "counts": {},
-        "setting": cell.settings.setting if kind.trained else None,
-        "source": cell.settings.source if kind.trained else None,
+        "setting": setting if kind.trained else None,
+        "source": cell.settings.source if has_source else None,
         "higher_is_better": kind.higher_is_better,
         "config": cell.config,
         "versions": list_versions(),

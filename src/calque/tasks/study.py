@@ -125,8 +125,11 @@ def is_asked(test: str, languages: Sequence[str]) -> bool:
 
     >>> [is_asked("de-en", asked) for asked in (["de"], ["de-en"], ["de", "en"], ["en", "fr"])]
     [True, True, True, False]
+    >>> is_asked("en", ["de"]), is_asked("en", ["de", "en"])
+    (False, True)
     """
-    return test in languages or set(test.split("-")) - {"en"} <= set(languages) - {"en"}
+    others = set(test.split("-")) - {"en"}
+    return test in languages or (bool(others) and others <= set(languages))
 
 
 def sort_out(cells: Iterable[Cell], results: ResultsFolder, *, force: bool = False) -> Plan:

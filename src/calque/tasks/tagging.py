@@ -22,7 +22,13 @@ from calque.tasks.tagger import Tagger
 from calque.tasks.teacher import Taught, label_translations, teacher_settings
 from calque.tasks.transfer import OnProgress, choose_tests, tell_part
 from calque.text.spans import OUTSIDE, check_span_tags
-from calque.text.tagged import NO_TAG, TaggedSentence, read_tagged, read_untagged
+from calque.text.tagged import (
+    NO_TAG,
+    TaggedSentence,
+    read_names,
+    read_tagged,
+    read_untagged,
+)
 from calque.text.xtreme import TaskFiles, find_treebanks, find_xtreme_files
 from calque.types import InputError
 
@@ -38,6 +44,10 @@ POS: TaskName = "pos"
 NER: TaskName = "ner"
 FOLDERS = {POS: "udpos", NER: "panx"}
 METRICS = {POS: "accuracy", NER: "f1"}
+READERS: dict[TaskName, Callable[[Path], list[TaggedSentence]]] = {
+    POS: read_tagged,
+    NER: read_names,
+}
 
 
 def measure_tagging(
@@ -65,7 +75,7 @@ def measure_tagging(
 def list_languages(data: Path, settings: TaskSettings, task: TaskName) -> list[str]:
     """List the languages that the files allow to test in this setting, the source first."""
     files = find_files(data, task)
-    trainable = Corpus(files, read_tagged, settings).trainable
+    trainable = Corpus(files, READERS[task], settings).trainable
     return choose_tests(settings, trainable, files.tested)
 
 
@@ -116,10 +126,12 @@ def _prepare(
     def make_model(encoder: Encoder, names: list[str], generator: torch.Generator) -> Tagger:
         return Tagger(encoder, names, settings, generator, spans=task == NER)
 
-    corpus = Corpus(find_files(data, task), read_tagged, settings, taught=taught)
+    read = READERS[task]
+    corpus = Corpus(find_files(data, task), read, settings, taught=taught)
     plug = None
     if settings.plug == "in":
-        partners = Partners(corpus, _read_translation, is_empty=lambda line: not line.words)
+        translated = partial(_read_translation, read)
+        partners = Partners(corpus, translated, is_empty=lambda line: not line.words)
         plug = PlugIn(partners, partial(encode_tag_pairs, encode))
     return Lesson(
         corpus,
@@ -132,8 +144,10 @@ def _prepare(
     )
 
 
-def _read_translation(path: Path) -> list[TaggedSentence]:
-    return read_untagged(path) if ".txt" in path.suffixes else read_tagged(path)
+def _read_translation(
+    read: Callable[[Path], list[TaggedSentence]], path: Path
+) -> list[TaggedSentence]:
+    return read_untagged(path) if ".txt" in path.suffixes else read(path)
 
 
 def _check_tags(task: TaskName, names: list[str]) -> list[str]:

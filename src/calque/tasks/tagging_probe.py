@@ -34,6 +34,7 @@ LAYOUTS = {
     POS: (
         Layout("udpos", "train-en.tsv*", "dev-{language}.tsv*"),  # XTREME
         Layout("ud", "en_*-ud-train*.conllu*", "{language}*-ud-dev.conllu*"),
+        Layout("ud", "UD_*/en_*-ud-train*.conllu*", "UD_*/{language}*-ud-dev.conllu*"),
     ),
     NER: (Layout("panx", "train-en.tsv*", "dev-{language}.tsv*"),),
 }

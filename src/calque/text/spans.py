@@ -37,10 +37,19 @@ class SpanCounts:
         return 2 * self.n_right / total if total else 0.0
 
 
+def is_span_tag(name: str) -> bool:
+    """Tell tags that say where a span begins from others.
+
+    >>> [is_span_tag(name) for name in ("O", "B-LOC", "I-LOC", "S-LOC", "B-", "LOC")]
+    [True, True, True, False, False, False]
+    """
+    return name == OUTSIDE or (name[:2] in ("B-", "I-") and bool(name[2:]))
+
+
 def check_span_tags(names: Sequence[str]) -> None:
     """Refuse tags that do not say where a span begins."""
     for name in names:
-        if name != OUTSIDE and not (name[:2] in ("B-", "I-") and name[2:]):
+        if not is_span_tag(name):
             fix = "give tags such as B-LOC, I-LOC and O, or score accuracy"
             raise InputError(f"{name!r} is not a tag of a span", fix=fix)
 

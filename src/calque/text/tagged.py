@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from calque.text.files import MAGIC, PathLike, read_lines, shown
+from calque.text.spans import is_span_tag
 from calque.text.treebanks import read_conllu
 from calque.types import InputError
 
@@ -36,6 +37,14 @@ def read_tagged(path: PathLike, max_sentences: int | None = None) -> list[Tagged
     if not found:
         raise InputError("holds no tagged sentence", file=shown(path), fix="give another file")
     return spread(found, max_sentences)
+
+
+def read_names(path: PathLike) -> list[TaggedSentence]:
+    """Read `word ⇥ tag` lines of B-, I- and O tags; another tag is an error that names its line."""
+    found = list(_read_columns(path, of_spans=True))
+    if not found:
+        raise InputError("holds no tagged sentence", file=shown(path), fix="give another file")
+    return found
 
 
 def read_untagged(path: PathLike) -> list[TaggedSentence]:
@@ -71,7 +80,7 @@ def _read_upos(path: PathLike) -> Iterator[TaggedSentence]:
         yield TaggedSentence(sentence.words, tags)
 
 
-def _read_columns(path: PathLike) -> Iterator[TaggedSentence]:
+def _read_columns(path: PathLike, *, of_spans: bool = False) -> Iterator[TaggedSentence]:
     words: list[str] = []
     tags: list[str] = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -86,6 +95,10 @@ def _read_columns(path: PathLike) -> Iterator[TaggedSentence]:
             raise InputError(
                 f"not a word and its tag: {line[:40]!r}", file=shown(path), line=number, fix=fix
             )
+        if of_spans and columns[1] != NO_TAG and not is_span_tag(columns[1]):
+            problem = f"{columns[1]!r} is not a tag of a span"
+            fix = "write B-LOC, I-LOC, O and their like"
+            raise InputError(problem, file=shown(path), line=number, fix=fix)
         words.append(columns[0])
         tags.append(columns[1])
     if words:

@@ -88,10 +88,13 @@ def find_xtreme_files(data: Path, name: str, n_columns: int) -> TaskFiles | None
 
 
 def find_treebanks(data: Path, name: str = "ud") -> TaskFiles | None:
-    """Find `de_gsd-ud-train.conllu` and its like; several treebanks of a language count as one."""
+    """Find `de_gsd-ud-train.conllu` and its like; several treebanks of a language count as one.
+
+    They lie side by side or, as they are given out, in folders of their own.
+    """
     for folder in _candidates(data, name):
         splits: dict[str, dict[str, list[Path]]] = {"train": {}, "dev": {}, "test": {}}
-        for path in sorted(folder.iterdir()):
+        for path in sorted([*folder.iterdir(), *folder.glob("UD_*/*.conllu*")]):
             if found := TREEBANK.fullmatch(path.name):
                 splits[found[2]].setdefault(found[1], []).append(path)
         if any(splits.values()):
@@ -135,8 +138,9 @@ def _add(split: dict[str, list[Path]], language: str, path: Path) -> None:
 
 
 def _has_columns(path: Path, n_columns: int) -> bool:
-    """Tell a labelled file by its first lines."""
-    return any(line.count("\t") >= n_columns - 1 for line in islice(read_lines(path), 5))
+    """Tell a labelled file by its first lines; an empty last column holds no labels."""
+    first = islice((line.rstrip() for line in read_lines(path) if line.strip()), 5)
+    return any(line.count("\t") >= n_columns - 1 for line in first)
 
 
 def _freeze(split: dict[str, list[Path]]) -> dict[str, tuple[Path, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO, get_args
 
@@ -85,26 +85,32 @@ def mine(
     return mine_pairs(near, settings.margin, settings.retrieval)
 
 
-def choose_threshold(pairs: MinedPairs, src: Side, tgt: Side, gold: PathLike) -> Cut:
-    """Find the score to cut at, by a list of some text's true pairs: names, or sentences."""
+def locate_gold(gold: PathLike, texts: Sequence[SentenceStore | int]) -> set[tuple[int, int]]:
+    """Find the rows of a list of true pairs, by names or sentences, in the two texts.
+
+    Of vectors alone, which are given by their number, pairs are those of lines. One that is not
+    there is an error, which no one should have to wait for until the text is embedded.
+    """
     entries = list(read_id_pairs(gold))
     if not entries:
         raise InputError("holds no pairs", file=shown(gold), fix="give another list")
     found = [
-        _locate(side, {entry[column] for entry in entries})
-        for column, side in enumerate((src, tgt))
+        _locate(text, {entry[column] for entry in entries}) for column, text in enumerate(texts)
     ]
-    wanted = set()
     for number, entry in enumerate(entries, start=1):
-        for name, known, side in zip(entry, found, (src, tgt), strict=True):
+        for name, known, text in zip(entry, found, texts, strict=True):
             if name not in known:
-                file = "the vectors" if side.store is None else shown(side.store.file)
+                file = "the vectors" if isinstance(text, int) else shown(text.file)
                 problem, fix = f"{name[:40]!r} is not in {file}", "list pairs of these texts"
                 raise InputError(problem, file=shown(gold), line=number, fix=fix)
-        wanted.add((found[0][entry[0]], found[1][entry[1]]))
+    return {(found[0][entry[0]], found[1][entry[1]]) for entry in entries}
+
+
+def choose_threshold(pairs: MinedPairs, src: Side, tgt: Side, gold: set[tuple[int, int]]) -> Cut:
+    """Find the score to cut at, by the rows of true pairs."""
     chosen = zip(src.rows[pairs.src].tolist(), tgt.rows[pairs.tgt].tolist(), strict=True)
-    is_gold = np.fromiter((pair in wanted for pair in chosen), np.bool_, len(pairs))
-    return choose_cut(pairs.scores, is_gold, len(wanted))
+    is_gold = np.fromiter((pair in gold for pair in chosen), np.bool_, len(pairs))
+    return choose_cut(pairs.scores, is_gold, len(gold))
 
 
 def write_pairs(stream: TextIO, pairs: MinedPairs, src: Side, tgt: Side) -> int:
@@ -124,8 +130,8 @@ def write_pairs(stream: TextIO, pairs: MinedPairs, src: Side, tgt: Side) -> int:
     return n_tabs
 
 
-def _locate(side: Side, wanted: set[str]) -> dict[str, int]:
-    if side.store is not None:
-        return side.store.find(wanted)
-    known = range(1, len(side.vectors.array) + 1)
+def _locate(text: SentenceStore | int, wanted: set[str]) -> dict[str, int]:
+    if not isinstance(text, int):
+        return text.find(wanted)
+    known = range(1, text + 1)
     return {name: int(name) - 1 for name in wanted if name.isdecimal() and int(name) in known}
