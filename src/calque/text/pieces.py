@@ -32,6 +32,8 @@ ROLES: dict[str, tuple[str, ...]] = {
 }
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 HALF_CHARACTER = re.compile("[\udc80-\udcff]")
+# Categories of marks that a space stands before, rather than after.
+OPENING = ("Ps", "Pi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,17 @@ class Vocabulary:
 def is_whole(text: str) -> bool:
     """Tell whether a piece's text consists of whole characters."""
     return HALF_CHARACTER.search(text) is None
+
+
+def place_mark(text: str) -> str:
+    """Give a lone piece as it mostly stands: after a space if it opens, else right after a word.
+
+    >>> [place_mark(text) for text in (" (", "«", " ,", "中")]
+    [' (', ' «', ',', '中']
+    """
+    surface = text.removeprefix(" ")
+    opens = surface and unicodedata.category(surface[0]) in OPENING
+    return " " + surface if opens else surface
 
 
 def normalize_text(text: str) -> str:
