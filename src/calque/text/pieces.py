@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -128,7 +128,8 @@ def _choose_reader(backend: Tokenizer) -> Callable[[str], str | None]:
     if '"ByteLevel"' in layout:
         return _read_byte_level
     if "▁" in layout:
-        return _read_sentence_piece
+        known = backend.get_vocab()
+        return lambda token: _read_sentence_piece(token, known)
     raise InputError(
         f"a {kind} vocabulary whose word starts are marked in no known way",
         fix="use WordPiece, SentencePiece or byte-level BPE",
@@ -143,11 +144,11 @@ def _is_word_piece(backend: Tokenizer) -> bool:
     return type(backend.model).__name__ == "WordPiece"
 
 
-def _read_sentence_piece(token: str) -> str | None:
+def _read_sentence_piece(token: str, known: Container[str]) -> str | None:
     if match := BYTE_PIECE.fullmatch(token):
-        byte = int(match[1], 16)
-        # Those of ASCII stand beside the characters themselves, which are the ones in use.
-        return bytes([byte]).decode("utf-8", "surrogateescape") if byte > 127 else None
+        text = bytes([int(match[1], 16)]).decode("utf-8", "surrogateescape")
+        # Most of ASCII stands beside the characters themselves, which are the ones in use then.
+        return None if text.replace(" ", "▁") in known else text
     return token.replace("▁", " ")
 
 
