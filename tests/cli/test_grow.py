@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import runpy
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from calque.cli import run
 from calque.cli.grow import expand
+from calque.cli.growth_tables import tabulate_texts
+from calque.models.vocabulary import RULES
+from calque.tools.growth_report import MatchReport, TextShare
 from calque.types import InputError
 
 TOYS = runpy.run_path(str(Path(__file__).parents[1] / "toy_tokenizers.py"))
@@ -39,7 +44,7 @@ def test_grow(tiny_folder: Path, folder: Path, capsys: pytest.CaptureFixture[str
     for part in ("rows by rule", "▁Hund → the", "Cyrillic", "others", "de", "▁[x]"):
         assert part in said.out
     assert "out: 13 rows for 1,500" in said.err
-    assert "1 of 2 dictionary entries have a piece, body copied" in said.err
+    assert "1 of 2 dictionary entries have a piece, none of en-ru.txt, body copied" in said.err
     report = json.loads((folder / "out" / "growth.json").read_text("utf-8"))
     assert (report["seed"], report["unmatched"]) == (3, "normal")
     assert [text["name"] for text in report["match"]["texts"]] == ["de", "ru"]
@@ -87,3 +92,19 @@ def test_patterns_name_each_file_once(folder: Path) -> None:
     assert expand([str(folder / "en-[x].txt")]) == [str(folder / "en-[x].txt")]
     with pytest.raises(InputError, match="no such file"):
         expand([str(folder / "fr-*.txt")])
+
+
+def test_the_table_of_texts_fits_a_narrow_terminal() -> None:
+    """Numbers may not be cut, and pipes are 80 characters wide."""
+    text = TextShare("a-language", 123_456_789, 1.0, 1.0, dict.fromkeys(RULES, 1.0))
+    match = MatchReport({}, {}, {}, {}, [], 0, [text, text])
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(tabulate_texts(match, "en"))
+    assert stream.getvalue().count("123,456,789") == 2
+    assert "246,913,578" in stream.getvalue()
+    assert "…" not in stream.getvalue()
+
+
+def test_a_seed_of_too_many_digits_is_refused(tiny_folder: Path, folder: Path) -> None:
+    assert call(tiny_folder, folder, "--seed", str(2**64)) == 2
+    assert not (folder / "out").exists()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import runpy
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from calque.models.vocabulary import RULES, Glossary, VocabularyMatch, match_vocabularies
 from calque.text.piece_index import PieceIndex
 from calque.text.pieces import Vocabulary
+from calque.types import InputError
 
 TOYS = runpy.run_path(str(Path(__file__).parents[1] / "toy_tokenizers.py"))
 word_piece, sentence_piece, byte_level = (
@@ -238,6 +241,32 @@ def test_composition_leaves_the_bare_word_start_out(tmp_path: Path) -> None:
     found = rows_of(word_piece(["china"]), mono, Glossary([path], language="zh"))
     half = pytest.approx(0.5)
     assert found["china"] == ("composed", {"中": half, "国": half})
+
+
+def test_composition_starts_a_word_whatever_the_tokenizer(tmp_path: Path) -> None:
+    """One of Gemma's kind puts no `▁` before a text's first word."""
+    mono = sentence_piece(["▁cat", "cat", "▁c", "s", "t"])
+    mono.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    (tmp_path / "en-de.txt").write_text("cats katzen\n", encoding="utf-8")
+    found = rows_of(sentence_piece(["▁katzen"]), mono, Glossary([tmp_path / "en-de.txt"]))
+    assert found["▁katzen"] == ("composed", {"▁cat": 0.5, "s": 0.5})
+
+
+def test_a_chinese_model_knows_its_words_by_characters(tmp_path: Path) -> None:
+    """Few Chinese words are one piece, and many an English one: no sign of swapped columns."""
+    english = [f"w{number}" for number in range(40)]
+    characters = "中国美人大日本"
+    mono = word_piece([*characters, *english])
+    chinese = map("".join, permutations(characters, 2))
+    lines = [f"{word} {other}" for word, other in zip(chinese, english, strict=False)]
+    path = tmp_path / "zh-en.txt"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    found = rows_of(sentence_piece(["▁x1"]), mono, Glossary([path], language="zh"))
+    assert found["▁x1"] == NONE
+    assert not PieceIndex(mono).is_known("中x")
+    path.write_text("\n".join(f"词{k}语 {word}" for k, word in enumerate(english)), "utf-8")
+    with pytest.raises(InputError, match="knows 0 words of the zh column, 40 of the other"):
+        match(sentence_piece(["▁x1"]), mono, Glossary([path], language="zh"))
 
 
 def test_unspelled_translations_are_counted(bert: Any, german: Path) -> None:

@@ -126,6 +126,13 @@ def test_bytes_that_stand_in_for_unknown_characters() -> None:
     assert (by_token["A"], by_token["▁"]) == ("A", " ")
 
 
+def test_bytes_are_characters_that_no_other_piece_is() -> None:
+    """Llama's vocabulary has the end of a line as a byte alone."""
+    vocabulary = Vocabulary.of(TOYS["sentence_piece"](["<0x0A>", "<0x41>", "<0x20>", "▁", "▁A"]))
+    by_token = dict(zip(vocabulary.tokens, vocabulary.texts, strict=True))
+    assert (by_token["<0x0A>"], by_token["<0x41>"], by_token["<0x20>"]) == ("\n", "A", None)
+
+
 def test_a_kind_without_word_starts_is_refused() -> None:
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "cat": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

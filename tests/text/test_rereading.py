@@ -230,6 +230,22 @@ def test_a_comma_is_matched_as_it_stands_after_a_word(
     assert other.convert_ids_to_tokens(theirs[mine == comma].tolist()) == [","]
 
 
+def test_marks_are_put_where_they_mostly_stand(
+    unigram: Callable[..., PreTrainedTokenizerFast],
+) -> None:
+    """BERT does not tell whether there was a space: the other reads `so, (中文).`."""
+    bert = KINDS["word_piece"](["so", ",", "##,", "(", "##(", "中", "文", ")", "."])
+    tgt = unigram("▁so", ",", "▁(", "中文", ").", "▁")
+    mine, _, theirs, _ = reread(bert, tgt, "So , (中文) .")
+    assert mine == ["so", ",", "(", "中", "文", ")", "."]
+    assert theirs == ["▁so", ",", "▁(", "中文", ")."]
+    pairs = zip(*match_pieces(bert, tgt), strict=True)
+    matched = {
+        bert.convert_ids_to_tokens(int(a)): tgt.convert_ids_to_tokens(int(b)) for a, b in pairs
+    }
+    assert matched == {"so": "▁so", ",": ",", "(": "▁("}
+
+
 def test_a_comma_inside_words_is_none_of_two_wordpieces() -> None:
     """BERT lists a `##,`, but cuts commas off before it could be used."""
     pieces = ["##,", ",", "##s", "cat"]

@@ -66,6 +66,14 @@ def word_piece(sentences: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=learner, **BERT_MARKS)
 
 
+def without_first_space(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """Make a tokenizer of SentencePiece's kind one of Gemma's: only real spaces become `▁`."""
+    copied = deepcopy(tokenizer)
+    copied.backend_tokenizer.normalizer = normalizers.NFKC()  # and none is stripped
+    copied.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    return copied
+
+
 @pytest.fixture(scope="module")
 def sentences(demo_rows: Rows) -> list[str]:
     return [sentence for row in demo_rows for sentence in row[1:]]
@@ -80,11 +88,19 @@ def kinds(
         "byte-level": byte_level(sentences),
         "byte-level with a first space": byte_level(sentences, add_prefix_space=True),
         "wordpiece": word_piece(sentences),
+        "unigram without a first space": without_first_space(tiny_tokenizer),
     }
 
 
 each_kind = pytest.mark.parametrize(
-    "kind", ["unigram", "byte-level", "byte-level with a first space", "wordpiece"]
+    "kind",
+    [
+        "unigram",
+        "byte-level",
+        "byte-level with a first space",
+        "wordpiece",
+        "unigram without a first space",
+    ],
 )
 
 
@@ -208,6 +224,18 @@ def test_words_agree_with_transformers(
     for k, pieces in enumerate(encode_words(kinds[kind], split)):
         assert pieces.ids.tolist() == theirs["input_ids"][k]
         assert pieces.words.tolist() == theirs.word_ids(k)
+
+
+@each_kind
+def test_split_text_is_read_like_text(
+    kind: str, kinds: dict[str, PreTrainedTokenizerFast], sentences: list[str]
+) -> None:
+    """Where spaces are part of pieces, they are given back to the words."""
+    plain = [text for text in sentences if text.isascii()]
+    assert len(plain) > 20
+    split = encode_words(kinds[kind], [text.split() for text in plain])
+    theirs = kinds[kind](plain, add_special_tokens=False)["input_ids"]
+    assert [pieces.ids.tolist() for pieces in split] == theirs
 
 
 @each_kind

@@ -77,3 +77,9 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
         read_translations([path], "en", set(), is_known)
     empty = write(tmp_path / "en-fr.txt")
     assert read_translations([empty], "en", set(), is_known)[1][0].n_entries == 0
+
+
+def test_columns_by_name_in_capitals(tmp_path: Path) -> None:
+    path = write(tmp_path / "DE-EN.txt", "Katze cat")
+    found, _ = read_translations([path], "en", {"katze"}, is_known)
+    assert found.look_up("Katze") == {"cat": 1}

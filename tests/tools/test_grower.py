@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, XLMRobertaConfig
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertTokenizer,
+    XLMRobertaConfig,
+)
 
 import calque
 from calque.models.encoder import Encoder
@@ -127,6 +133,7 @@ def test_the_report(mono: Path, new: Path, dictionaries: list[Path], tmp_path: P
     assert (dogs.sources, dogs.meanings) == (["dog", "##s"], ["dogs"])
     assert [(use.n_entries, use.n_used) for use in match.dictionaries] == [(3, 3), (2, 1)]
     assert report.special["mask"] == ("<mask>", "[MASK]")
+    assert report.composes
     (share,) = match.texts  # ▁the ▁Katze ▁schläft . ▁猫 猫 <unk> s
     assert (share.name, share.n_tokens) == ("de", 8)
     assert share.matched == pytest.approx(5 / 8)
@@ -179,6 +186,24 @@ def test_from_xlm_r_to_wordpiece(tiny_folder: Path, tmp_path: Path) -> None:
     assert (config.pad_token_id, config.max_position_embeddings) == (0, 129)
     assert Encoder.load(tmp_path / "out").max_tokens == 128
     assert report.match is not None and report.match.rules["exact"] >= 3
+
+
+def test_pairs_of_texts_have_the_types_that_the_model_has(
+    mono: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    """BERT's tokenizer gives the second text type 1; XLM-R has type 0 alone."""
+    pieces = [*TOYS["BERT"].values(), *ENGLISH]
+    tokenizer = BertTokenizer(vocab={piece: number for number, piece in enumerate(pieces)})
+    tokenizer.save_pretrained(tmp_path / "bert")
+    for name, folder in (("bert", mono), ("xlm-r", tiny_folder)):
+        grow(folder, tmp_path / "bert", tmp_path / name / "out")
+        model = AutoModelForMaskedLM.from_pretrained(tmp_path / name / "out")
+        given = AutoTokenizer.from_pretrained(tmp_path / name / "out")("the cat", "a dog")
+        assert given["input_ids"] == tokenizer("the cat", "a dog")["input_ids"]
+        assert ("token_type_ids" in given) == (name == "bert")
+        assert (
+            model(**given.convert_to_tensors("pt", prepend_batch_axis=True)).logits.isfinite().all()
+        )
 
 
 def test_a_model_without_a_head_is_told(mono: Path, new: Path, tmp_path: Path) -> None:

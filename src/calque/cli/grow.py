@@ -64,7 +64,7 @@ def grow(
         bool,
         typer.Option("--no-compose", help="Leave out translations that MONO cuts in pieces."),
     ] = False,
-    seed: Annotated[int, typer.Option(help="For all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="For all that is drawn.")] = 0,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a model grown before.")
     ] = False,

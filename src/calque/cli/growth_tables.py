@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 N_EXAMPLES, N_SCRIPTS = 4, 20
 MATCHED = RULES[2:]
-SHORT = {"normalized": "normal.", "dictionary": "dict.", "composed": "comp."}
+SHORT = {"normalized": "norm.", "dictionary": "dict.", "composed": "comp."}
 WITHOUT = "without: if there were no dictionaries"
 
 
@@ -50,7 +51,9 @@ def tabulate_scripts(match: MatchReport) -> Table:
 
 def tabulate_texts(match: MatchReport, language: str) -> Table:
     """Show how much of each text starts matched, by token."""
-    table = Table(title="tokens of texts whose row starts matched (%)", caption=WITHOUT)
+    # Nine columns: with the usual padding, 80 characters would not hold the numbers.
+    title = "tokens of texts whose row starts matched (%)"
+    table = Table(title=title, caption=WITHOUT, padding=(0, 1, 0, 0))
     table.add_column("text")
     for name in ("tokens", "matched", "without", *map(_shorten, MATCHED)):
         table.add_column(name, justify="right")
@@ -73,6 +76,9 @@ def describe_growth(report: GrowReport) -> list[str]:
         n_used = sum(use.n_used for use in report.match.dictionaries)
         if n_entries:
             notes.append(f"{n_used:,} of {n_entries:,} dictionary entries have a piece")
+        idle = [Path(use.path).name for use in report.match.dictionaries if not use.n_used]
+        if idle:
+            notes.append(f"none of {', '.join(idle)}")
         if report.match.n_unspelled:
             notes.append(f"{report.match.n_unspelled:,} translations unknown to the model")
     notes.append("body copied" if report.initialize in ("both", "body") else "body new")

@@ -11,7 +11,6 @@ of other languages, too, and would start with another meaning.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from calque.text.piece_index import PieceIndex
-from calque.text.pieces import Vocabulary, is_whole, normalize_text
+from calque.text.pieces import Vocabulary, is_whole, normalize_text, place_mark
 from calque.text.scripts import UNSPACED, script_of
 from calque.text.translations import DictionaryUse, Meanings, read_translations
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 RULES = ("unmatched", "special", "exact", "normalized", "dictionary", "composed", "folded")
 UNMATCHED, SPECIAL, EXACT, NORMALIZED, DICTIONARY, COMPOSED, FOLDED = range(len(RULES))
 Preference: TypeAlias = Literal["surface", "dictionary"]
-OPENING = ("Ps", "Pi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +143,12 @@ def _match_special(new: Vocabulary, mono: Vocabulary) -> dict[int, int]:
 
 
 def _spellings(vocabulary: Vocabulary, row: int) -> tuple[str, ...]:
-    """Give the texts a piece may be found by: a lone one with a space in front and without.
-
-    Most of those are marks that follow a word at once.
-    """
+    """Give the texts a piece may be found by: a lone one with a space in front and without."""
     text = vocabulary.texts[row] or ""
     if row not in vocabulary.lone:
         return (text,)
-    surface = text.removeprefix(" ")
-    opens = unicodedata.category(surface[0]) in OPENING if surface else False
-    return (" " + surface, surface) if opens else (surface, " " + surface)
+    usual, surface = place_mark(text), text.removeprefix(" ")
+    return (usual, surface if usual != surface else " " + surface)
 
 
 def _find_free(
@@ -175,10 +169,7 @@ def _translate(
     words = {row: word for row in rows if (word := _word_of(new, row)) is not None}
     wanted = set(map(normalize_text, words.values()))
     translations, uses = read_translations(
-        glossary.paths,
-        glossary.language,
-        wanted,
-        lambda word: index.find_word(word) is not None,
+        glossary.paths, glossary.language, wanted, index.is_known
     )
     found = {
         row: _drop_itself(translations.look_up(word), word, index) for row, word in words.items()

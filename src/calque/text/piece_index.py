@@ -61,6 +61,14 @@ class PieceIndex:
         ]
         return next((number for number in found if number is not None), None)
 
+    def is_known(self, word: str) -> bool:
+        """Tell whether a word is one piece; without spaces between words, a piece a character."""
+        if self.find_word(word) is not None:
+            return True
+        if script_of(word) not in UNSPACED:
+            return False
+        return all(self.find_word(character) is not None for character in word)
+
     def spell(self, words: Iterable[str]) -> dict[str, list[int]]:
         """Give the pieces of words: one where there is such a piece, none where one is unknown."""
         spelled = {}

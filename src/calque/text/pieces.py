@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,8 @@ ROLES: dict[str, tuple[str, ...]] = {
 }
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 HALF_CHARACTER = re.compile("[\udc80-\udcff]")
+# Categories of marks that a space stands before, rather than after.
+OPENING = ("Ps", "Pi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,17 @@ def is_whole(text: str) -> bool:
     return HALF_CHARACTER.search(text) is None
 
 
+def place_mark(text: str) -> str:
+    """Give a lone piece as it mostly stands: after a space if it opens, else right after a word.
+
+    >>> [place_mark(text) for text in (" (", "«", " ,", "中")]
+    [' (', ' «', ',', '中']
+    """
+    surface = text.removeprefix(" ")
+    opens = surface and unicodedata.category(surface[0]) in OPENING
+    return " " + surface if opens else surface
+
+
 def normalize_text(text: str) -> str:
     """Undo what only looks different, and capitals: NFKC, small letters; a space in front stays.
 
@@ -115,7 +128,8 @@ def _choose_reader(backend: Tokenizer) -> Callable[[str], str | None]:
     if '"ByteLevel"' in layout:
         return _read_byte_level
     if "▁" in layout:
-        return _read_sentence_piece
+        known = backend.get_vocab()
+        return lambda token: _read_sentence_piece(token, known)
     raise InputError(
         f"a {kind} vocabulary whose word starts are marked in no known way",
         fix="use WordPiece, SentencePiece or byte-level BPE",
@@ -130,11 +144,11 @@ def _is_word_piece(backend: Tokenizer) -> bool:
     return type(backend.model).__name__ == "WordPiece"
 
 
-def _read_sentence_piece(token: str) -> str | None:
+def _read_sentence_piece(token: str, known: Container[str]) -> str | None:
     if match := BYTE_PIECE.fullmatch(token):
-        byte = int(match[1], 16)
-        # Those of ASCII stand beside the characters themselves, which are the ones in use.
-        return bytes([byte]).decode("utf-8", "surrogateescape") if byte > 127 else None
+        text = bytes([int(match[1], 16)]).decode("utf-8", "surrogateescape")
+        # Most of ASCII stands beside the characters themselves, which are the ones in use then.
+        return None if text.replace(" ", "▁") in known else text
     return token.replace("▁", " ")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from calque.text.batching import Ragged, ranges
-from calque.text.pieces import Vocabulary
+from calque.text.pieces import Vocabulary, place_mark
 from calque.text.tokenization import lift_limits
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ class Rereader:
     """Spells what one tokenizer's ids say, and reads it with another tokenizer."""
 
     def __init__(self, src: PreTrainedTokenizerFast, tgt: PreTrainedTokenizerFast) -> None:
-        texts = Vocabulary.of(src).texts
-        spelled = [UNKNOWN if text is None else _encode(text) for text in texts]
+        spelled = [
+            UNKNOWN if text is None else _encode(text) for text in _place_marks(Vocabulary.of(src))
+        ]
         self._bytes = np.frombuffer(b"".join(spelled), dtype=np.uint8)
         self._lengths = np.array([len(piece) for piece in spelled], dtype=np.int64)
         self._starts = np.cumsum(self._lengths) - self._lengths
@@ -91,7 +92,7 @@ def match_pieces(
     """Pair the pieces of two vocabularies that spell the same, each with at most one.
 
     Where a word starts is part of the spelling, but for marks that a tokenizer cuts off anyway:
-    those are paired as they stand after a word.
+    those are paired as they mostly stand.
     """
     mine, theirs = (_number_spellings(Vocabulary.of(each)) for each in (src, tgt))
     both = sorted((number, theirs[text]) for text, number in mine.items() if text in theirs)
@@ -103,11 +104,25 @@ def _number_spellings(vocabulary: Vocabulary) -> dict[str, int]:
     """Give the piece of each spelling; of several, one that is cut off anyway, or the first."""
     numbers: dict[str, int] = {}
     for number in sorted(vocabulary.lone):
-        numbers.setdefault((vocabulary.texts[number] or "").removeprefix(" "), number)
+        numbers.setdefault(place_mark(vocabulary.texts[number] or ""), number)
+    never = {text.removeprefix(" ") for text in numbers}  # BERT has a `##(`, but cuts `(` off
     for number, text in enumerate(vocabulary.texts):
-        if text is not None and number not in vocabulary.lone:
+        if text is not None and text not in never and number not in vocabulary.lone:
             numbers.setdefault(text, number)
     return numbers
+
+
+def _place_marks(vocabulary: Vocabulary) -> list[str | None]:
+    """Give the texts of pieces as they mostly stand, where a tokenizer does not tell.
+
+    BERT's cuts marks off, space or not. Others would hardly know `so , what` for `so, what`.
+    """
+    return [
+        place_mark(text) if text and number in vocabulary.lone and text != token else text
+        for number, (text, token) in enumerate(
+            zip(vocabulary.texts, vocabulary.tokens, strict=True)
+        )
+    ]
 
 
 def _encode(text: str) -> bytes:

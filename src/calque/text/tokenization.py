@@ -184,8 +184,24 @@ def special_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
 
 
 def keeps_spaces(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Byte-level tokenizers (RoBERTa's) keep the space before a word inside its first piece."""
-    return "ByteLevel" in str(tokenizer.backend_tokenizer.pre_tokenizer)
+    """Tell whether the space before a word is part of its first piece, and only if it is given.
+
+    So it is with byte-level tokenizers (RoBERTa's), and with those of SentencePiece's kind that put
+    none before the first word (Gemma's).
+    """
+    backend = tokenizer.backend_tokenizer
+    if "ByteLevel" in str(backend.pre_tokenizer):
+        return True
+    return _cut_words(backend, "a a") != 2 * _cut_words(backend, "a")
+
+
+def _cut_words(backend: Tokenizer, text: str) -> str:
+    """Give a text as the model behind normaliser and pre-tokenizer sees it."""
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    if backend.pre_tokenizer is None:
+        return text
+    return "".join(word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text))
 
 
 def _add_spaces(words: Sequence[str]) -> list[str]:

@@ -84,7 +84,7 @@ def read_translations(
 
 
 def _comes_first(path: PathLike, language: str) -> bool:
-    names = COLUMN_NAMES.fullmatch(Path(path).name.split(".")[0])
+    names = COLUMN_NAMES.fullmatch(Path(path).name.split(".")[0].lower())
     if names is None:
         return True
     if language not in names.groups():

@@ -87,6 +87,7 @@ def grow(
         initialize=initialize,
         unmatched=unmatched,
         prefer=prefer,
+        composes=composes,
         seed=seed,
         n_rows=len(new),
         n_mono_rows=len(index.vocabulary),
@@ -171,8 +172,7 @@ def _read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
 def _write(encoder: Encoder, report: GrowReport, output: Path) -> None:
     """Write model, tokenizer and report; all of them or nothing."""
-    tokenizer: Any = encoder.tokenizer
-    tokenizer.model_max_length = encoder.max_tokens
+    _fit_tokenizer(encoder)
     text = json.dumps(report.to_dict(), ensure_ascii=False, indent=1) + "\n"
 
     def fill(draft: Path) -> None:
@@ -180,3 +180,15 @@ def _write(encoder: Encoder, report: GrowReport, output: Path) -> None:
         (draft / REPORT).write_text(text, encoding="utf-8")
 
     write_folder(output.absolute(), fill)
+
+
+def _fit_tokenizer(encoder: Encoder) -> None:
+    """Make the tokenizer give what the model takes: so many tokens, and types where it has two.
+
+    BERT's numbers the second text of a pair 1, which RoBERTa has no row for.
+    """
+    tokenizer: Any = encoder.tokenizer
+    tokenizer.model_max_length = encoder.max_tokens
+    if getattr(encoder.config, "type_vocab_size", 1) < 2:
+        names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+        tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names

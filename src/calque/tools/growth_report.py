@@ -82,6 +82,7 @@ class GrowReport:
     initialize: str
     unmatched: str
     prefer: str
+    composes: bool
     seed: int
     n_rows: int
     n_mono_rows: int
