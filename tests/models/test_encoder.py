@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
     CamembertConfig,
+    DistilBertConfig,
     ModernBertConfig,
     RobertaConfig,
     T5Config,
@@ -57,10 +58,20 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "roberta": lambda: RobertaConfig(**SIZES),
     "xlm-roberta": lambda: XLMRobertaConfig(**SIZES, type_vocab_size=1),
     "camembert": lambda: CamembertConfig(**SIZES),
+    "distilbert": lambda: DistilBertConfig(
+        vocab_size=90,
+        dim=32,
+        n_layers=N_LAYERS,
+        n_heads=4,
+        hidden_dim=48,
+        max_position_embeddings=34,
+        pad_token_id=PAD,
+    ),
     "modernbert, window shorter than sentences": modernbert(6),
     "modernbert, window longer than sentences": modernbert(64),
 }
 ABSOLUTE = [name for name in CONFIGS if "modernbert" not in name]
+FUSED = ["bert", "roberta", "xlm-roberta", "camembert"]
 each_config = pytest.mark.parametrize("name", CONFIGS)
 
 
@@ -156,7 +167,7 @@ def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("name", "fuses"), [(name, False) for name in CONFIGS] + [(name, True) for name in ABSOLUTE]
+    ("name", "fuses"), [(name, False) for name in CONFIGS] + [(name, True) for name in FUSED]
 )
 def test_gradients_of_every_parameter(
     name: str, fuses: bool, models: dict[str, tuple[Encoder, Any]]
@@ -178,7 +189,7 @@ def test_gradients_of_every_parameter(
         )
 
 
-@pytest.mark.parametrize("name", ABSOLUTE)
+@pytest.mark.parametrize("name", FUSED)
 @each_batch
 def test_fused_layers_give_the_same_states(
     name: str, batch: TokenBatch, models: dict[str, tuple[Encoder, Any]]
@@ -239,6 +250,11 @@ def test_no_layer_is_computed_beyond_the_one_asked_for(
         encoder(BATCHES["packed"], [layer, layer + 1])
 
 
+@each_config
+def test_what_can_be_fused_is_known(name: str, models: dict[str, tuple[Encoder, Any]]) -> None:
+    assert models[name][0].can_fuse == (name in FUSED)
+
+
 def test_layers_come_as_asked(models: dict[str, tuple[Encoder, Any]]) -> None:
     encoder, _ = models["bert"]
     batch = BATCHES["packed"]
@@ -258,7 +274,7 @@ def test_the_longest_sequence_is_what_the_positions_allow(
     name: str, models: dict[str, tuple[Encoder, Any]]
 ) -> None:
     encoder, reference = models[name]
-    assert encoder.max_tokens == (34 if name == "bert" else 32)
+    assert encoder.max_tokens == (34 if name in ("bert", "distilbert") else 32)
     fits = torch.tensor(draw_sentences([encoder.max_tokens]))
     batch = pack(Ragged.of(fits.tolist()), pad_id=PAD)
     expected = reference(fits, output_hidden_states=True).hidden_states[-1][0]

@@ -14,6 +14,7 @@ import torch
 from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
+    DistilBertConfig,
     ModernBertConfig,
     RobertaConfig,
     XLMRobertaConfig,
@@ -28,7 +29,7 @@ from calque.types import InputError
 TOYS = runpy.run_path(str(Path(__file__).parents[1] / "toy_tokenizers.py"))
 WORDS = ["▁cat", "▁dog", "▁house", "s", "▁the", "▁sleeps", "▁big", "▁Tom", "er", ".", "▁a", "▁of"]
 TEXT = "the big cat sleeps ."
-KINDS = ("bert", "roberta", "xlm-roberta", "modernbert")
+KINDS = ("bert", "distilbert", "roberta", "xlm-roberta", "modernbert")
 SHAPE = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -40,8 +41,9 @@ SHAPE = {
 
 def make_config(kind: str, n_rows: int, pad: int, **more: Any) -> Any:
     ids = {"pad_token_id": pad, "bos_token_id": 0, "eos_token_id": 2}
-    if kind == "bert":
-        return BertConfig(vocab_size=n_rows, max_position_embeddings=20, **ids, **SHAPE, **more)
+    if kind in ("bert", "distilbert"):
+        make = BertConfig if kind == "bert" else DistilBertConfig
+        return make(vocab_size=n_rows, max_position_embeddings=20, **ids, **SHAPE, **more)
     if kind == "modernbert":
         ids |= {"cls_token_id": 0, "sep_token_id": 2}
         return ModernBertConfig(vocab_size=n_rows, **ids, **SHAPE, **more)

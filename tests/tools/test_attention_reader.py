@@ -12,6 +12,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     BertConfig,
+    DistilBertConfig,
     ModernBertConfig,
     PreTrainedTokenizerFast,
 )
@@ -111,7 +112,7 @@ def test_the_embedded_model_reads_as_it_was_trained() -> None:
     assert "".join(found.tgt).replace("·", "") == "请坐"
 
 
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert"])
 def test_other_families_too(
     kind: str, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
@@ -125,7 +126,12 @@ def test_other_families_too(
         "pad_token_id": 1,
     }
     marks = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
-    config = BertConfig(**sizes) if kind == "bert" else ModernBertConfig(**sizes, **marks)
+    configs = {
+        "bert": lambda: BertConfig(**sizes),
+        "distilbert": lambda: DistilBertConfig(**sizes),
+        "modernbert": lambda: ModernBertConfig(**sizes, **marks),
+    }
+    config = configs[kind]()
     fill(Encoder(build_model(config), tiny_tokenizer)).save(tmp_path)
     (found,) = read_pair(str(tmp_path), SRC, TGT)
     model: Any = AutoModel.from_pretrained(tmp_path, attn_implementation="eager").eval()

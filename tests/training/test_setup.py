@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from calque.models.encoder import Encoder
+from calque.models.loading import build_model
 from calque.text.tokenization import encode_sentences
 from calque.tools.embedder import embed_sentences
 from calque.training.loop import train
@@ -67,6 +68,39 @@ def test_dropout_is_that_of_the_recipe(
         assert dropouts(encoder, in_attention=True) == {0.2}
         assert encoder.model.config.hidden_dropout_prob == 0.3
         assert encoder.model.config.attention_probs_dropout_prob == 0.2
+
+
+def test_a_start_may_be_of_distilbert(
+    tiny_recipe: MakeRecipe,
+    tiny_text: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+) -> None:
+    """Its dropouts have names of their own; what is saved is of its kind, and has learnt."""
+    from transformers import AutoModelForMaskedLM, DistilBertConfig
+
+    config = DistilBertConfig(
+        vocab_size=len(tiny_tokenizer),
+        dim=32,
+        n_layers=2,
+        n_heads=2,
+        hidden_dim=48,
+        max_position_embeddings=64,
+        pad_token_id=1,
+    )
+    start = tmp_path / "start"
+    Encoder(build_model(config), tiny_tokenizer).save(start)
+    changes = ("model.dropout=0.3", "model.attention_dropout=0.2", f"model.start={start}")
+    recipe = tiny_recipe(*changes, "schedule.steps=3")
+    encoder = build_encoder(recipe, tiny_tokenizer)
+    assert encoder.model.config.dropout == encoder.model.distilbert.embeddings.dropout.p == 0.3
+    layer = encoder.model.distilbert.transformer.layer[0]
+    assert (layer.attention.dropout.p, layer.ffn.dropout.p) == (0.2, 0.3)
+    assert encoder.model.config.attention_dropout == 0.2
+    loaded = AutoModelForMaskedLM.from_pretrained(train(recipe, tiny_text, tmp_path / "run"))
+    assert loaded.config.model_type == "distilbert"
+    before = AutoModelForMaskedLM.from_pretrained(start).state_dict()
+    assert all(not torch.equal(w, before[n]) for n, w in loaded.named_parameters() if "lin" in n)
 
 
 def test_weights_depend_on_the_seed_alone(

@@ -60,6 +60,11 @@ def _embed_bert(body: Any, batch: TokenBatch) -> Tensor:
     return embedded[None]
 
 
+def _embed_distilbert(body: Any, batch: TokenBatch) -> Tensor:
+    embedded: Tensor = body.embeddings(batch.ids[None], position_ids=batch.positions[None])
+    return embedded
+
+
 def _embed_modernbert(body: Any, batch: TokenBatch) -> Tensor:
     embedded: Tensor = body.embeddings(input_ids=batch.ids[None])
     return embedded
@@ -82,6 +87,10 @@ def _roberta_head(model: Any) -> Callable[[Tensor], Tensor]:
     return lambda states: head.layer_norm(nn.functional.gelu(head.dense(states)))
 
 
+def _distilbert_head(model: Any) -> Callable[[Tensor], Tensor]:
+    return lambda states: model.vocab_layer_norm(model.activation(model.vocab_transform(states)))
+
+
 _ROBERTA = Family("roberta", "encoder.layer", _embed_bert, _no_arguments, _roberta_head)
 
 FAMILIES: dict[str, Family] = {
@@ -95,6 +104,14 @@ FAMILIES: dict[str, Family] = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
+    "distilbert": Family(
+        "distilbert",
+        "transformer.layer",
+        _embed_distilbert,
+        _no_arguments,
+        _distilbert_head,
+        head_prefixes=("vocab_",),
+    ),
     "modernbert": Family(
         "model",
         "layers",

@@ -291,12 +291,12 @@ def _set_dropout(encoder: Encoder, model: ModelSection) -> None:
     """Set the dropout of every layer to what the recipe says."""
     for name, module in encoder.model.named_modules():
         if isinstance(module, torch.nn.Dropout):
-            in_attention = name.endswith("attention.self.dropout")
+            in_attention = name.endswith(("attention.self.dropout", "attention.dropout"))
             module.p = model.attention_dropout if in_attention else model.dropout
         if hasattr(module, "attention_dropout"):  # ModernBERT keeps a number, not a module
             module.attention_dropout = model.attention_dropout
     for config in encoder.configs:
-        for key in ("hidden_dropout_prob", "mlp_dropout", "embedding_dropout"):
+        for key in ("hidden_dropout_prob", "mlp_dropout", "embedding_dropout", "dropout"):
             if hasattr(config, key):
                 setattr(config, key, model.dropout)
         for key in ("attention_probs_dropout_prob", "attention_dropout"):
