@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calque.tasks.machine_translation import load_metrics
 from calque.text.files import (
     SkippedLines,
+    check_target,
     read_lines,
     refuse,
     scan_lines,
@@ -55,14 +58,28 @@ class TranslateJob:
         path = Path(self.file)
         return self.file != "-" and (path.is_file() or not path.exists())
 
+    @property
+    def can_read_back(self) -> bool:
+        """Whether what is written can be read again: a file, and no device or pipe."""
+        target = self.target
+        return target is not None and (target.is_file() or not target.exists())
+
     def check(self, *, n_best: int) -> None:
         """Refuse what does not go together, before any work."""
         if self.resume and (self.target is None or not self.can_reread):
             raise InputError("--resume needs files", fix="name the input, and the output with -o")
         if self.score is not None and n_best > 1:
             raise InputError("--score is of the best translation", fix="drop --nbest or --score")
+        if self.score is not None:
+            load_metrics()
+        read = [str(path) for path in (self.file, self.score) if path is not None]
         if self.target is not None:
-            check_output(self.target, [self.file], resume=self.resume)
+            check_output(self.target, read, resume=self.resume)
+        if self.skip_bad is not None:
+            check_target(self.skip_bad, read)
+            ends = [os.path.realpath(path) for path in (self.skip_bad, self.target or "")]
+            if ends[0] == ends[1] and self.can_read_back:
+                raise InputError("both -o and --skip-bad", file=self.target, fix="name two files")
 
     def count_lines(self) -> int | None:
         """Read a file once before the work, so that a bad line is known at once; not a pipe."""
@@ -102,7 +119,7 @@ class TranslateJob:
             sink: Any = stack.enter_context(
                 open_sink(self.target, self._settings(translator, n_lines), resume=self.resume)
             )
-            if self.score is not None and self.target is None:
+            if self.score is not None and not self.can_read_back:
                 sink = KeepingSink(sink, kept)
             report, n_before = write_translations(
                 translator,
@@ -111,8 +128,8 @@ class TranslateJob:
                 suffix="" if self.target is None else self.target.suffix,
                 on_block=stack.enter_context(show_progress("translating", n_lines)),
             )
-        if self.score is not None and self.target is not None:
-            kept = list(read_lines(self.target))
+        if self.score is not None and self.can_read_back:
+            kept = list(read_lines(str(self.target)))
         return report, n_before, 0 if skipped is None else skipped.n_lines, kept
 
     def _settings(self, translator: Translator, n_lines: int | None) -> dict[str, Any]:
