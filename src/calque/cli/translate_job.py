@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from calque.tasks.machine_translation import load_metrics
 from calque.text.files import (
     SkippedLines,
-    check_target,
+    check_list,
     read_lines,
     refuse,
     scan_lines,
@@ -75,11 +74,7 @@ class TranslateJob:
         read = [str(path) for path in (self.file, self.score) if path is not None]
         if self.target is not None:
             check_output(self.target, read, resume=self.resume)
-        if self.skip_bad is not None:
-            check_target(self.skip_bad, read)
-            ends = [os.path.realpath(path) for path in (self.skip_bad, self.target or "")]
-            if ends[0] == ends[1] and self.can_read_back:
-                raise InputError("both -o and --skip-bad", file=self.target, fix="name two files")
+        check_list(self.skip_bad, read, self.target)
 
     def count_lines(self) -> int | None:
         """Read a file once before the work, so that a bad line is known at once; not a pipe."""
