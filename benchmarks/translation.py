@@ -35,6 +35,7 @@ from calque.tools.translator import (
     BLOCK_LINES,
     Search,
     Translator,
+    end_at,
     write_translations,
 )
 
@@ -102,7 +103,9 @@ def prepare_bare(translator: Translator, lines: list[str]) -> Callable[[], int]:
         segments = cut_segments(tokenizer, block, translator.longest, translator.source)
         for rows in translator.plan_batches(segments.lengths):
             ids = translator.pad([segments.ids[row] for row in rows]).to(translator.device)
-            batches.append((ids, (ids != tokenizer.pad_token_id).long()))
+            mask = (ids != tokenizer.pad_token_id).long()
+            limits = torch.tensor([translator.limit(n) for n in mask.sum(1).tolist()])
+            batches.append((ids, mask, limits.to(translator.device)))
 
     @torch.inference_mode()
     def work() -> int:
@@ -115,8 +118,9 @@ def prepare_bare(translator: Translator, lines: list[str]) -> Callable[[], int]:
                 length_penalty=search.length_penalty,
                 do_sample=False,
                 max_new_tokens=translator.limit(ids.shape[1]),
+                stopping_criteria=[end_at(limits)],
             )
-            for ids, mask in batches
+            for ids, mask, limits in batches
         ]
         return sum(int((rows[:, 1:] != tokenizer.pad_token_id).sum()) for rows in written)
 

@@ -161,6 +161,20 @@ def test_raw_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["tgt"] == ["Water", ",", "please", "."]
 
 
+def test_a_list_of_bad_lines_takes_the_place_of_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("in").write_text("a ||| b\n")
+    for options, problem in (
+        (["--skip-bad", "in"], "in: both read and written"),
+        (["--skip-bad", "out", "-o", "out"], "out: both -o and --skip-bad (name two files)"),
+    ):
+        assert run(["align", "in", *options]) == 2
+        assert problem in capsys.readouterr().err
+    assert Path("in").read_text() == "a ||| b\n"
+    assert not Path("out").exists()
+
+
 def test_the_closing_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("in").write_bytes(b"a ||| b\nno bars\n ||| x\n\xff ||| x\n" + b"a " * 120 + b"||| b\n")
     assert run(["align", "in", "-o", "out", "--skip-bad", "bad"]) == 0

@@ -102,6 +102,10 @@ def test_bad_lines_can_be_skipped(
 ) -> None:
     (tmp_path / "text").write_bytes(b"fine\n\xff\nfine\n")
     listed, out = tmp_path / "bad", tmp_path / "v.npy"
+    for taken, problem in (("text", "both read and written"), ("v.npy", "both -o and --skip-bad")):
+        options = ["--skip-bad", str(tmp_path / taken)]
+        assert embed(tmp_path / "text", out, tiny_folder, *options) == 2
+        assert problem in capsys.readouterr().err
     assert embed(tmp_path / "text", out, tiny_folder, "--skip-bad", str(listed)) == 0
     assert listed.read_text() == "2\tinvalid UTF-8 at byte 1\t\\xff\n"
     vectors = np.load(out)

@@ -128,6 +128,8 @@ def test_a_bad_line(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[st
     assert extract(text, tmp_path, "--min-count", "6") == 2
     assert "en.txt, line 7: invalid UTF-8 at byte 1" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["en.txt", "model"]
+    assert extract(text, tmp_path, "--skip-bad", str(text)) == 2
+    assert "en.txt: both read and written" in capsys.readouterr().err
     listed = ["--skip-bad", str(tmp_path / "bad")]
     assert extract(text, tmp_path, "--min-count", "6", "--method", "pooling", *listed) == 0
     assert "1 undecodable lines left out" in capsys.readouterr().err

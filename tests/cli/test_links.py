@@ -161,6 +161,8 @@ def test_bad_lines_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     Path("1").write_text("0-0\n" * 4)
     command = ["en-fr.tsv", "--links", "1", "-o", "linked"]
     fails(command, "en-fr.tsv, line 2: no tab", capsys)
+    for read in ("en-fr.tsv", "1"):
+        fails([*command, "--skip-bad", read], f"{read}: both read and written", capsys)
     assert run(["links", *command, "--skip-bad", "bad"]) == 0
     assert Path("linked/en-fr.text").read_text() == "a ||| b\nd ||| e\n"
     assert [line.split("\t")[:2] for line in Path("bad").read_text().splitlines()] == [

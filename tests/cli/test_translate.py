@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,21 @@ def test_packed_files_and_scores(command: list[str], capfd: pytest.CaptureFixtur
     assert "BLEU 100.00" in err
 
 
+def test_what_goes_nowhere_is_scored(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "-o", os.devnull, "--score", "text.de"]) == 0
+    assert "BLEU 100.00" in capfd.readouterr().err
+
+
+def test_a_missing_scorer_is_told_before_the_work(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
+    assert run([*command, "--score", "text.de"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "pip install 'calque[eval]'" in err
+
+
 def test_n_best_lists(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "--nbest", "2"]) == 0
     rows = [line.split(" ||| ") for line in capfd.readouterr().out.splitlines()]
@@ -132,6 +148,12 @@ def test_an_interrupted_file_goes_on(
         (["--resume"], "--resume needs files"),
         (["-o", "text.en"], "text.en: both read and written"),
         (["-o", "no/out"], "no/out: its folder does not exist"),
+        (["-o", "text.de", "--score", "text.de"], "text.de: both read and written"),
+        (["--skip-bad", "text.en"], "text.en: both read and written"),
+        (["--skip-bad", "text.de", "--score", "text.de"], "text.de: both read and written"),
+        (["--skip-bad", "out", "-o", "./out"], "out: both -o and --skip-bad"),
+        (["--skip-bad", "no/bad"], "no/bad: its folder does not exist"),
+        (["--length-penalty", "inf"], "--length-penalty inf (give a number)"),
         (["--score", "short"], "short: 1 references for 8 lines"),
         (["--score", "gone"], "gone: no such file"),
     ],
@@ -140,10 +162,12 @@ def test_mistakes_are_one_line_and_exit_2(
     changes: list[str], message: str, command: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("short").write_text("Eins.\n")
+    before = {path.name: path.read_bytes() for path in Path().iterdir()}
     assert run([*command, *changes]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("calque: error: ")
     assert message in line
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
 
 
 def test_a_model_that_cannot_write_is_refused(

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calque.models.encoder import Encoder
+from calque.models.language_tokens import without_languages
 from calque.models.loading import build_model
-from calque.models.seq2seq import Seq2Seq, without_languages
+from calque.models.seq2seq import Seq2Seq
 from calque.models.seq2seq_start import DecoderPlan, build_seq2seq, read_weights, start_afresh
 from calque.models.veco import Veco
 from calque.text.batching import Ragged, pack
@@ -207,6 +208,47 @@ def test_a_finished_one_is_a_start_and_its_encoder_an_encoder(
     tied = DecoderPlan(tie="all")
     with pytest.raises(InputError, match=r"other weights than its encoder \(set model.decoder.tie"):
         build_seq2seq(tied, read_weights(tmp_path, tied), made.tokenizer)
+
+
+def test_a_start_hands_on_the_languages_that_it_begins_with(made: Seq2Seq, tmp_path: Path) -> None:
+    plan = DecoderPlan(tie="nothing", languages=("de", "en"))
+    start = start_afresh(made.config)
+    first = build_seq2seq(plan, start, made.tokenizer)
+    first.save(tmp_path)
+    silent = DecoderPlan(tie="nothing")
+    again = build_seq2seq(silent, read_weights(tmp_path, silent), first.tokenizer)
+    assert again.targets == first.targets
+    assert again.default_start == first.targets["de"]
+    other = DecoderPlan(tie="nothing", languages=("en",))
+    less = build_seq2seq(other, read_weights(tmp_path, other), first.tokenizer)
+    assert less.targets == {"en": first.targets["en"]}
+
+
+def test_ties_that_can_be_kept_are_proposed(made: Seq2Seq, tmp_path: Path) -> None:
+    """A decoder that shares the embeddings and has moved apart otherwise."""
+    plan = DecoderPlan(tie="embeddings")
+    build_seq2seq(plan, start_afresh(made.config), made.tokenizer).save(tmp_path)
+    tied = DecoderPlan(tie="all")
+    with pytest.raises(InputError, match=r"\(set model.decoder.tie=embeddings\)"):
+        build_seq2seq(tied, read_weights(tmp_path, tied), made.tokenizer)
+    build_seq2seq(plan, read_weights(tmp_path, plan), made.tokenizer)
+
+
+def test_anyone_s_encoder_decoder_is_loaded(tiny_folder: Path, tmp_path: Path) -> None:
+    """Hugging Face leaves open which token the decoder begins with, until someone says so."""
+    from transformers import AutoTokenizer, EncoderDecoderModel
+
+    model: Any = EncoderDecoderModel.from_encoder_decoder_pretrained(tiny_folder, tiny_folder)
+    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"which token its decoder begins with \(set decoder_"):
+        Seq2Seq.load(tmp_path).start_token(None)
+    model.generation_config.decoder_start_token_id = 7
+    model.save_pretrained(tmp_path)
+    assert Seq2Seq.load(tmp_path).start_token(None) == 7
+    model.config.decoder_start_token_id = 5
+    model.save_pretrained(tmp_path)
+    assert Seq2Seq.load(tmp_path).start_token("de") == 5
 
 
 def test_half_precision_is_stored_and_loaded(made: Seq2Seq, tmp_path: Path) -> None:

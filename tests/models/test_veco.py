@@ -24,11 +24,13 @@ from transformers import (
     XLMRobertaConfig,
 )
 
+from calque.models import loading
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
 from calque.models.veco import FULL, Veco, find_full
 from calque.text.batching import BatchShape, Ragged, pack
 from calque.text.pair_packing import pack_pairs
+from calque.tools.attention_reader import read_pair
 from calque.types import InputError, TokenBatch
 
 PAD = 1
@@ -236,6 +238,17 @@ def test_both_folders_load_anywhere(tiny_encoder: Encoder, tmp_path: Path) -> No
         assert torch.equal(found(batch)[0], expected)
     assert not json.loads((tmp_path / "config.json").read_text())["is_decoder"]
     assert find_full(tmp_path) == find_full(tmp_path / FULL) == tmp_path / FULL
+
+
+def test_the_full_model_is_found_by_a_hub_name(
+    tiny_encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    veco = Veco.plug(tiny_encoder)
+    veco.publish(tmp_path, dtype=torch.float32, state=veco.model.state_dict())
+    monkeypatch.setattr(loading, "_fetch", lambda name: tmp_path)
+    assert Veco.load("someone/veco").folder == tmp_path / FULL
+    kinds = [found.kind for found in read_pair("someone/veco", "Who is it?", "Wer ist es?")]
+    assert kinds == ["self-attention", "cross-attention"]
 
 
 def test_it_is_a_causal_decoder(tiny_encoder: Encoder, tmp_path: Path) -> None:

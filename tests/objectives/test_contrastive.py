@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from calque.models.encoder import Encoder
+from calque.models.seq2seq_start import DecoderPlan, build_seq2seq, start_afresh
 
 Negatives = Literal["weak", "strong"]
 BOTH: list[Negatives] = ["weak", "strong"]
@@ -535,6 +536,15 @@ def test_sentences_are_to_be_compared_where_they_were_contrasted(
     assert encoder.retrieval_layer == 0  # words say nothing of it
     make_objective("sentence", layer=layer).start(encoder, ["en-de"])
     assert encoder.settings == {"other": 7, "retrieval_layer": expected}
+
+
+def test_what_a_decoder_says_of_its_languages_is_kept(tiny_encoder: Encoder) -> None:
+    plan = DecoderPlan(languages=("de", "en"))
+    model = build_seq2seq(plan, start_afresh(tiny_encoder.config), tiny_encoder.tokenizer)
+    model.learn_directions([("en", "de")])
+    make_objective("sentence", layer=2).start(model, ["en-de"])
+    assert model.retrieval_layer == 2
+    assert (list(model.targets), model.directions) == (["de", "en"], [("en", "de")])
 
 
 @pytest.mark.parametrize("kind", ["word", "sentence"])

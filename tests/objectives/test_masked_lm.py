@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +26,7 @@ from calque.objectives.masked_lm import (
 )
 from calque.text.batching import BatchShape, Ragged, pack
 from calque.text.tokenization import encode_sentences
+from calque.tools.word_aligner import AlignSettings
 from calque.types import InputError, MaskedBatch
 
 Rows = list[tuple[str, str, str]]
@@ -313,3 +315,17 @@ def test_a_tokenizer_without_a_mask_is_refused(tiny_tokenizer: PreTrainedTokeniz
     bare = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer)
     with pytest.raises(InputError, match="lacks a first, last, padding or mask token"):
         Marks.of(bare)
+
+
+@pytest.mark.parametrize("positions", ["reset", "continue"])
+def test_the_model_says_how_positions_count_in_a_pair(
+    positions: Any, tiny_encoder: Encoder
+) -> None:
+    """Whoever reads pairs with it (`calque align`, `calque attention`) must count alike."""
+    encoder = copy.deepcopy(tiny_encoder)
+    objective = TranslationLM(TranslationLMSettings(positions=positions))
+    objective.start(encoder, ["en-de"])
+    assert AlignSettings.of(encoder).positions == positions
+    encoder.config.calque = {"recipe": "x", "alignment": {"layer": 2, "positions": "reset"}}
+    objective.start(encoder, ["en-de"])
+    assert encoder.settings == {"recipe": "x", "alignment": {"layer": 2, "positions": positions}}

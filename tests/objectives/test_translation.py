@@ -137,7 +137,8 @@ def test_directions(model: Seq2Seq, marks: Marks) -> None:
 def test_the_model_remembers_what_it_was_taught(
     tiny_tokenizer: PreTrainedTokenizerFast, tiny_encoder: Encoder, marks: Marks
 ) -> None:
-    model = build_seq2seq(DecoderPlan(), start_afresh(tiny_encoder.config), tiny_tokenizer)
+    plan = DecoderPlan(languages=("de", "en"))
+    model = build_seq2seq(plan, start_afresh(tiny_encoder.config), tiny_tokenizer)
     for direction, known in (
         ("backward", [("de", "en")]),
         ("forward", [("de", "en"), ("en", "de")]),
@@ -269,3 +270,7 @@ def test_mistakes_are_said(
     objective.start(alone, ["en-de"])
     assert objective.beginnings is not None
     assert objective.beginnings.find(np.array([0, 0])).tolist() == [0, 0]
+    back = Translation(TranslationSettings(direction="backward"))
+    back.make_collate(marks, None)
+    with pytest.raises(InputError, match=r"de, en: .*set model.decoder.languages=\[de, en\]"):
+        back.start(alone, ["en-de"])  # after the other objective, which writes German

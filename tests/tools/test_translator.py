@@ -12,7 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calque.models.encoder import Encoder
 from calque.models.seq2seq import Seq2Seq
+from calque.models.seq2seq_start import DecoderPlan, build_seq2seq, start_afresh
 from calque.tools import translator as tool
 from calque.tools.segments import cut_segments, cut_windows
 from calque.tools.translator import Candidate, Search, Translator, join_parts
@@ -135,6 +137,35 @@ def test_it_is_what_generate_gives(model: Seq2Seq, taught_pairs: Pairs) -> None:
     assert best(translator, lines) == wanted
 
 
+@pytest.mark.parametrize("search", [Search(1), Search(3), Search(3, 0.5, n_best=2)])
+def test_a_translation_without_end_is_as_long_as_its_own_source_allows(
+    search: Search, tiny_encoder: Encoder
+) -> None:
+    """A model that knows nothing writes on and on: each line as Hugging Face writes it alone."""
+    from transformers import EncoderDecoderModel
+
+    plan, start = DecoderPlan(tie="all"), start_afresh(tiny_encoder.config)
+    ignorant = build_seq2seq(plan, start, tiny_encoder.tokenizer).eval()
+    bare: Any = ignorant.model
+    assert isinstance(bare, EncoderDecoderModel)
+    lines = ["No", "Who is it?", "He asked me who had painted the picture."]
+    translator = Translator(ignorant, search, batch_tokens=10_000)
+    groups = list(translator.translate(lines))
+    for line, group in zip(lines, groups, strict=True):
+        encoded = ignorant.tokenizer(line, return_tensors="pt")["input_ids"]
+        written = bare.generate(
+            input_ids=encoded,
+            attention_mask=torch.ones_like(encoded),
+            num_beams=search.beams,
+            num_return_sequences=search.n_best,
+            length_penalty=search.length_penalty if search.beams > 1 else None,
+            max_new_tokens=2 * encoded.shape[1] + 20,
+        )
+        texts = ignorant.tokenizer.batch_decode(written, skip_special_tokens=True)
+        assert [each.text for each in group] == [text.strip() for text in texts]
+        assert written.shape[1] == 1 + 2 * encoded.shape[1] + 20  # it has no end
+
+
 def test_n_best_lists_begin_with_the_best(model: Seq2Seq, taught_pairs: Pairs) -> None:
     line = taught_pairs[0][0]
     alone = best(Translator(model, target="de"), [line])
@@ -202,7 +233,25 @@ def test_mistakes_are_said(model: Seq2Seq) -> None:
         Translator(model)
     with pytest.raises(InputError, match=r"does not write fr \(name one of de, en\)"):
         Translator(model, target="fr")
+    with pytest.raises(InputError, match="--length-penalty nan"):
+        Search(length_penalty=float("nan"))
     with pytest.raises(InputError, match="the 3 best of 2 beams"):
         Search(beams=2, n_best=3)
     with pytest.raises(InputError, match="one string was given"):
         list(Translator(model, target="de").translate("Hello."))
+
+
+def test_the_languages_are_those_of_a_direction_that_was_taught(
+    model: Seq2Seq, tiny_encoder: Encoder
+) -> None:
+    """How a long line is split is up to the language that is read, not to the first one known."""
+    found = {target: Translator(model, target=target).source for target in ("de", "en")}
+    assert found == {"de": "en", "en": "de"}
+    for plan in (DecoderPlan(), DecoderPlan(languages=("fr", "de"))):
+        one = build_seq2seq(plan, start_afresh(tiny_encoder.config), tiny_encoder.tokenizer)
+        one.learn_directions([("en", "de")])
+        translator = Translator(one)
+        assert (translator.source, translator.target) == ("en", "de")
+        assert translator.start == one.targets.get("de", 0)
+        with pytest.raises(InputError, match=r"does not write ja \(name one of"):
+            Translator(one, target="ja")

@@ -224,3 +224,10 @@ def test_a_recipe_that_does_not_fit_is_told(
 ) -> None:
     with pytest.raises(InputError, match=problem):
         tiny_recipe(*CHANGES, change)
+
+
+def test_a_first_stage_in_which_nothing_learns_is_told(
+    tiny_recipe: Callable[..., Recipe], tiny_text: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"every parameter is frozen \(freeze less\)"):
+        Trainer(tiny_recipe(*CHANGES, "freeze=['encoder.*']"), tiny_text, tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calque.text.bitext import Format, read_bitext
-from calque.text.files import SkippedLines, scan_lines, shown, write_atomically
+from calque.text.files import SkippedLines, check_list, scan_lines, shown, write_atomically
 from calque.text.links import GoldLinks, read_gold
 from calque.tools.link_writer import (
     LinkLayout,
@@ -96,6 +96,7 @@ class AlignJob:
         """
         if self.target is not None:
             check_output(self.target, self.paths, resume=self.resume)
+        check_list(self.skip_bad, self.paths, self.target)
         return sum(1 for _ in self.read_again()) if self.can_reread else None
 
     def check_sweep(self) -> None:

@@ -37,7 +37,7 @@ def attention(
         str | None,
         typer.Option(
             metavar="reset|continue",
-            help="How a second sentence's positions count; else as the model was trained.",
+            help="How a second sentence's positions count; else as the model says, or continue.",
         ),
     ] = None,
 ) -> None:

@@ -64,9 +64,11 @@ def embed(
     """
     from calque.api import load
     from calque.cli.progress import show_progress
+    from calque.text.files import check_list
     from calque.tools.vector_writer import check_output, write_vectors
 
     check_output(output)
+    check_list(skip_bad, [file], output)
     if maps is not None and map_from is None:
         raise InputError("--maps without --map-from", fix="name the text's language: --map-from de")
     started = time.perf_counter()

@@ -116,6 +116,7 @@ def extract(
     from calque.api import load
     from calque.cli.aligner_options import check_choice
     from calque.cli.progress import show_progress
+    from calque.text.files import check_list
     from calque.tools.static_corpus import CorpusFilter, CorpusReader
     from calque.tools.static_extractor import ExtractJob, check_output, extract_vectors
     from calque.tools.static_learners import PoolingSettings, X2StaticSettings
@@ -126,6 +127,7 @@ def extract(
     check_choice("--context", context, CONTEXTS)
     _check_together(given, method)
     check_output(output, corpora)
+    check_list(skip_bad, corpora, output)
     bounds = CorpusFilter(min_tokens, min_sentences, max_sentences or None)
     learning: Method = PoolingSettings()
     if method == "x2static":

@@ -112,6 +112,7 @@ def links(
     A recipe reads it as {path: linked/en-*.text, kind: bitext, links: linked/en-*.links}.
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
     from calque.cli.aligner_options import check_choice
+    from calque.text.files import check_list
     from calque.text.segmentation import parse_languages
     from calque.tools.link_maker import LinkRules, make_links
     from calque.tools.link_sources import find_bitexts
@@ -130,6 +131,7 @@ def links(
         links=given or (),
         leave_out=_parse_list(leave_out or ""),
     )
+    check_list(skip_bad, [*(path for source in sources for path in source.paths), *(given or ())])
     rules = LinkRules(
         None if include_tags is None else _parse_list(include_tags),
         _parse_list(exclude_tags or ""),

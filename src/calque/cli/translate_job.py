@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calque.tasks.machine_translation import load_metrics
 from calque.text.files import (
     SkippedLines,
+    check_list,
     read_lines,
     refuse,
     scan_lines,
@@ -55,14 +57,24 @@ class TranslateJob:
         path = Path(self.file)
         return self.file != "-" and (path.is_file() or not path.exists())
 
+    @property
+    def can_read_back(self) -> bool:
+        """Whether what is written can be read again: a file, and no device or pipe."""
+        target = self.target
+        return target is not None and (target.is_file() or not target.exists())
+
     def check(self, *, n_best: int) -> None:
         """Refuse what does not go together, before any work."""
         if self.resume and (self.target is None or not self.can_reread):
             raise InputError("--resume needs files", fix="name the input, and the output with -o")
         if self.score is not None and n_best > 1:
             raise InputError("--score is of the best translation", fix="drop --nbest or --score")
+        if self.score is not None:
+            load_metrics()
+        read = [str(path) for path in (self.file, self.score) if path is not None]
         if self.target is not None:
-            check_output(self.target, [self.file], resume=self.resume)
+            check_output(self.target, read, resume=self.resume)
+        check_list(self.skip_bad, read, self.target)
 
     def count_lines(self) -> int | None:
         """Read a file once before the work, so that a bad line is known at once; not a pipe."""
@@ -102,7 +114,7 @@ class TranslateJob:
             sink: Any = stack.enter_context(
                 open_sink(self.target, self._settings(translator, n_lines), resume=self.resume)
             )
-            if self.score is not None and self.target is None:
+            if self.score is not None and not self.can_read_back:
                 sink = KeepingSink(sink, kept)
             report, n_before = write_translations(
                 translator,
@@ -111,8 +123,8 @@ class TranslateJob:
                 suffix="" if self.target is None else self.target.suffix,
                 on_block=stack.enter_context(show_progress("translating", n_lines)),
             )
-        if self.score is not None and self.target is not None:
-            kept = list(read_lines(self.target))
+        if self.score is not None and self.can_read_back:
+            kept = list(read_lines(str(self.target)))
         return report, n_before, 0 if skipped is None else skipped.n_lines, kept
 
     def _settings(self, translator: Translator, n_lines: int | None) -> dict[str, Any]:

@@ -9,7 +9,6 @@ two owners. What compares states of the encoder (probes, other objectives) works
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import nn
 
 from calque.models.encoder import Encoder, working_dtype
 from calque.models.families import family_of, run_fused_cross_layer
+from calque.models.language_tokens import choose_language, find_first_token, language_token_id
 from calque.models.loading import build_model, find_folder, quiet, refuse_pickle, save_checkpoint
 from calque.models.pair_attention import plan_causal, plan_cross
 from calque.text.tokenization import load_tokenizer
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from calque.models.families import Family
     from calque.types import TokenBatch
 
-# The decoder of a model with several target languages begins with the language's own token.
-LANGUAGE_TOKEN = "<2{}>"
 KIND = "encoder-decoder"
 # The folder of the encoder half inside that of a finished model.
 ENCODER = "encoder"
@@ -126,6 +124,11 @@ class Seq2Seq(Encoder):
         )
         return [(src, tgt) for src, tgt in known]
 
+    @property
+    def taught(self) -> list[str]:
+        """Name the languages that it was taught to translate into."""
+        return sorted({tgt for _, tgt in self.directions})
+
     def learn_directions(self, directions: Iterable[tuple[str, str]]) -> None:
         """Take note of languages that it is being taught to translate from and to."""
         every = {*self.directions, *directions}
@@ -134,24 +137,16 @@ class Seq2Seq(Encoder):
     @property
     def default_start(self) -> int:
         """Give the token the decoder begins with where no target language is told."""
-        return int(self.model.config.decoder_start_token_id)
+        return find_first_token(self.model, self._folder)
 
     def start_token(self, language: str | None) -> int:
-        """Give the token the decoder begins with to write a language."""
+        """Give the token the decoder begins with to write a language.
+
+        None stands for the one that it was taught, where that is only one.
+        """
         targets = self.targets
-        if not targets:
-            return self.default_start
-        if language is None and len(targets) > 1:
-            raise InputError(
-                "this model writes several languages, and is not told which",
-                fix=f"name one of {', '.join(targets)}",
-            )
-        found = targets.get(next(iter(targets)) if language is None else language)
-        if found is None:
-            raise InputError(
-                f"this model does not write {language}", fix=f"name one of {', '.join(targets)}"
-            )
-        return found
+        chosen = choose_language(language, list(targets), self.taught)
+        return self.default_start if chosen is None else targets[chosen]
 
     def decode(
         self, tgt: TokenBatch, src: TokenBatch, memory: Float[Tensor, "src_tokens hidden"]
@@ -248,36 +243,6 @@ def share_weights(source: nn.Module, target: nn.Module) -> None:
     for name, module in target.named_modules():
         for key in module._parameters:
             module._parameters[key] = modules[name]._parameters[key]
-
-
-def language_token_id(tokenizer: Any, language: str) -> int:
-    """Look up the token of a language."""
-    found = tokenizer.get_vocab().get(LANGUAGE_TOKEN.format(language))
-    if found is None:
-        raise InputError(f"the tokenizer has no token for the language {language}")
-    return int(found)
-
-
-def add_language_tokens(tokenizer: Any, languages: list[str]) -> Any:
-    """Give a copy of a tokenizer a token for each language that has none yet."""
-    wanted = [LANGUAGE_TOKEN.format(language) for language in languages]
-    known = tokenizer.get_vocab()
-    missing = [token for token in wanted if token not in known]
-    if not missing:
-        return tokenizer
-    grown = copy.deepcopy(tokenizer)
-    grown.add_tokens(missing, special_tokens=True)
-    return grown
-
-
-def without_languages(vocabulary: dict[str, int]) -> dict[str, int]:
-    """Leave the tokens of languages out of a vocabulary: text never holds them."""
-    head, tail = LANGUAGE_TOKEN.split("{}")
-    return {
-        piece: number
-        for piece, number in vocabulary.items()
-        if not (piece.startswith(head) and piece.endswith(tail) and len(piece) <= 8)
-    }
 
 
 def _cut(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -14,11 +14,11 @@ import torch
 
 from calque.models import attention
 from calque.models.families import family_of
+from calque.models.language_tokens import add_language_tokens
 from calque.models.loading import PLUG, find_folder, load_checkpoint
 from calque.models.seq2seq import (
     KIND,
     Seq2Seq,
-    add_language_tokens,
     join_halves,
     load_halves,
     share_weights,
@@ -45,8 +45,8 @@ class DecoderPlan:
 
     Of the layers there are, the first or last so many are taken; all without a number. `tie` says
     which weights of the decoder stay the encoder's own. Each of the `languages` gets a token to
-    begin with; without any, the model writes one language and needs none. Cross-attention is that
-    of the model to start from, if it has one.
+    begin with; without any, they are those of the model to start from, or the model writes one
+    language and needs none. Cross-attention is that of the model to start from, if it has one.
     """
 
     layers: int | None = None
@@ -60,13 +60,15 @@ class DecoderPlan:
 class Weights:
     """Weights to begin with, by Hugging Face's names in either half; none: all at random.
 
-    `origins` tell which layer of the encoder each layer of the decoder goes with.
+    `origins` tell which layer of the encoder each layer of the decoder goes with, and `targets`
+    the languages that have a token to begin with.
     """
 
     config: Any
     encoder: State
     decoder: State
     origins: tuple[int, ...]
+    targets: tuple[str, ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -84,7 +86,7 @@ def build_seq2seq(
     """
     chosen = choose_layers(len(weights.origins), plan)
     origins = [weights.origins[number] for number in chosen]
-    languages = list(plan.languages)
+    languages = list(plan.languages or weights.targets)
     grown = add_language_tokens(tokenizer, languages)
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(seed)
@@ -115,10 +117,11 @@ def _read_folder(folder: Path) -> Weights:
         n_layers, n_encoder = (
             half.num_hidden_layers for half in (model.config.decoder, model.config.encoder)
         )
-        known = (getattr(model.config, "calque", None) or {}).get("decoder_layers")
-        origins = known or range(n_encoder - n_layers, n_encoder)
+        known = getattr(model.config, "calque", None) or {}
+        origins = known.get("decoder_layers") or range(n_encoder - n_layers, n_encoder)
+        targets = tuple(known.get("targets", ()))
         encoder, decoder = (half.state_dict() for half in (model.encoder, model.decoder))
-        return Weights(model.config.encoder, encoder, decoder, tuple(origins))
+        return Weights(model.config.encoder, encoder, decoder, tuple(origins), targets)
     full = find_full(folder)
     whole, _, _ = load_checkpoint(full or folder, torch.float32, plugged=full is not None)
     state, prefix = whole.state_dict(), f"{whole.base_model_prefix}."
@@ -225,7 +228,7 @@ def _tie(encoder: Any, decoder: Any, tie: str, origins: Sequence[int], n_tokens:
         if n_tokens and not _are_equal(src, tgt, n_tokens):
             raise InputError(
                 f"decoder.tie={tie}, but this model's decoder has other weights than its encoder",
-                fix="set model.decoder.tie=nothing",
+                fix="set model.decoder.tie=" + ("embeddings" if tie == "all" else "nothing"),
             )
         share_weights(src, tgt)
     decoder.tie_weights()

@@ -18,7 +18,14 @@ from calque.models import attention
 from calque.models.attention import plan_attention
 from calque.models.encoder import Encoder, working_dtype
 from calque.models.families import run_fused_cross_layer, run_layer
-from calque.models.loading import PLUG, build_model, load_checkpoint, save_checkpoint
+from calque.models.loading import (
+    EMBEDDED,
+    PLUG,
+    build_model,
+    find_folder,
+    load_checkpoint,
+    save_checkpoint,
+)
 from calque.models.pair_attention import plan_cross
 from calque.types import InputError
 
@@ -51,8 +58,8 @@ class Veco(Encoder):
         dtype: torch.dtype = torch.float32,
     ) -> Self:
         """Load a full model, or the one inside the folder of a finished model."""
-        full = None if name is None else find_full(name)
-        model, tokenizer, folder = load_checkpoint(full or name, dtype, plugged=True)
+        found = find_folder(EMBEDDED if name is None else name)
+        model, tokenizer, folder = load_checkpoint(find_full(found) or found, dtype, plugged=True)
         return cls(model, tokenizer, folder).to(device).eval()
 
     @classmethod

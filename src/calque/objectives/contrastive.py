@@ -237,7 +237,7 @@ class SentenceContrastive(Contrastive):
         """Keep the weights to stay near to; the finished model is to be compared at this layer."""
         super().start(encoder, languages)
         choices = {"retrieval_layer": self._layer(encoder)}
-        encoder.model.config.calque = encoder.settings | choices
+        encoder.config.calque = encoder.settings | choices
 
     def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
         """Batches of sentence pairs."""

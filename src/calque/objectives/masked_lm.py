@@ -5,6 +5,7 @@ Devlin et al., 2019; Conneau and Lample, 2019.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -120,6 +121,12 @@ class TranslationLM(MaskedLM):
     def n_marks(self, marks: Marks) -> int:
         """Count the marks around and between the two sentences."""
         return 2 + marks.between
+
+    def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
+        """Let the model say how positions count in a pair: whoever reads one must count alike."""
+        carried = encoder.settings.get("alignment") or {}
+        noted = {"alignment": carried | {"positions": self.settings.positions}}
+        encoder.config.calque = encoder.settings | noted
 
     def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
         """Batches of sentence pairs."""

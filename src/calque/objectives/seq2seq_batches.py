@@ -60,7 +60,7 @@ class Beginnings:
     def meet(self, encoder: Encoder, languages: Sequence[str]) -> None:
         """Learn the tokens of languages, in the order of their numbers."""
         model = check_decoder(encoder)
-        different = sorted(set(languages))
+        different = sorted({*languages, *model.taught})
         if not model.targets and len(different) > 1:
             raise InputError(
                 f"{', '.join(different)}: the decoder cannot tell which language to write",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calque.tasks.outcome import Outcome
 from calque.text.files import read_lines
@@ -44,6 +44,16 @@ class TranslationScores:
         return {"bleu": self.bleu, "chrf": self.chrf}
 
 
+def load_metrics() -> tuple[Any, Any]:
+    """Give SacreBLEU's BLEU and chrF, or say how to get them."""
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+    except ImportError as error:
+        raise MissingExtra("sacrebleu", "eval") from error
+    return BLEU, CHRF
+
+
 def score_translations(
     translations: Sequence[str], references: Sequence[str], language: str = ""
 ) -> TranslationScores:
@@ -51,11 +61,7 @@ def score_translations(
 
     Post, 2018 (SacreBLEU); Popović, 2015 (chrF).
     """
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-        from sacrebleu.metrics.chrf import CHRF
-    except ImportError as error:
-        raise MissingExtra("sacrebleu", "eval") from error
+    BLEU, CHRF = load_metrics()
     if len(translations) != len(references):
         raise InputError(
             f"{len(translations):,} translations for {len(references):,} references",

@@ -100,6 +100,17 @@ def check_target(path: Path, inputs: Iterable[str]) -> None:
             raise InputError("both read and written", file=path, fix="write to another file")
 
 
+def check_list(path: Path | None, inputs: Iterable[PathLike], output: Path | None = None) -> None:
+    """Refuse a list of bad lines that would take the place of what is read or written."""
+    if path is None:
+        return
+    check_target(path, [os.fspath(other) for other in inputs])
+    if output is None or (output.exists() and not output.is_file()):
+        return
+    if os.path.realpath(path) == os.path.realpath(output):
+        raise InputError("both -o and --skip-bad", file=output, fix="name two files")
+
+
 @overload
 def write_atomically(
     path: PathLike, *, binary: Literal[False] = False

@@ -54,7 +54,7 @@ def read_pair(
     encoder = Encoder.load(name)
     pair = _cut(encoder, src, tgt)
     found = [_measure_side_by_side(encoder, pair, positions or _positions_of(encoder))]
-    full = None if name is None else find_full(name)
+    full = find_full(encoder.folder)
     if full is not None:
         found.append(_measure_across(Veco.load(full), pair))
     label = name or encoder.folder.name

@@ -1,7 +1,8 @@
-"""Candidate of a stream of lines by an encoder–decoder: beam search over batches of like length."""
+"""Translation of a stream of lines by an encoder–decoder: beam search, like lengths together."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from calque.types import InputError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from jaxtyping import Bool, Int
     from torch import Tensor
 
     from calque.models.seq2seq import Seq2Seq
@@ -44,8 +46,9 @@ UNSPACED = frozenset({"ja", "zh", "th", "lo", "km", "my", "bo"})
 class Search:
     """How translations are searched for.
 
-    The search goes on until no unfinished translation can beat the best finished one. To stop at as
-    many finished ones as there are beams, as some do, would favor short and wrong ones.
+    The search goes on until no unfinished translation beats, at its length so far, the worst of as
+    many finished ones as there are beams. To stop as soon as there are so many, as some do, would
+    favor short and wrong ones.
     """
 
     beams: int = 5
@@ -54,6 +57,8 @@ class Search:
     n_best: int = 1
 
     def __post_init__(self) -> None:
+        if not math.isfinite(self.length_penalty):
+            raise InputError(f"--length-penalty {self.length_penalty}", fix="give a number")
         if self.n_best > self.beams:
             raise InputError(
                 f"the {self.n_best} best of {self.beams} beams",
@@ -103,7 +108,7 @@ class Translator:
         self.start = model.start_token(target)
         known = model.directions
         self.target = target or (known[0][1] if known else "")
-        self.source = source or (known[0][0] if known else "en")
+        self.source = source or next((src for src, tgt in known if tgt == self.target), "en")
         self.device = next(model.parameters()).device
         self.batch_tokens = batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
         self.longest = max(1, int(SOURCE_SHARE * model.max_tokens) - 2)
@@ -155,6 +160,7 @@ class Translator:
     def generate(self, sources: Sequence[IntArray]) -> tuple[Tensor, list[float] | None]:
         """Search for the translations of a batch: rows of tokens, those of one source together."""
         ids = self.pad(sources).to(self.device, non_blocking=True)
+        limits = torch.tensor([self.limit(len(source) + 2) for source in sources])
         search, scored = self.search, self.search.n_best > 1
         model: Any = self.model.model
         result = model.generate(
@@ -165,7 +171,8 @@ class Translator:
             num_return_sequences=search.n_best,
             length_penalty=search.length_penalty if search.beams > 1 else None,
             do_sample=False,
-            max_new_tokens=self.limit(ids.shape[1]),
+            max_new_tokens=int(limits.max()),
+            stopping_criteria=[end_at(limits.to(self.device))],
             return_dict_in_generate=True,
             output_scores=scored,
         )
@@ -191,7 +198,7 @@ class Translator:
         return ids.pin_memory() if self.device.type == "cuda" else ids
 
     def limit(self, n_source: int) -> int:
-        """Give the most tokens that a translation may have."""
+        """Give the most tokens that a translation of so many may have, marks included."""
         return min(int(MAX_RATIO * n_source) + MAX_EXTRA, self.model.max_tokens - 1)
 
     def _decode(self, written: Tensor, scores: list[float] | None) -> list[list[Candidate]]:
@@ -232,6 +239,19 @@ def join_parts(parts: Sequence[list[Candidate]], gap: str, n_best: int) -> list[
         mean = sum(scores) / len(scores) if scores else None
         joined.append(Candidate(gap.join(each.text for each in rank if each.text), mean))
     return joined
+
+
+def end_at(limits: Int[Tensor, "sources"]) -> Callable[..., Bool[Tensor, "rows"]]:
+    """End every search at a length of its own: what else is in the batch must not matter.
+
+    The rows that Hugging Face asks about are those of the first source, then of the second.
+    """
+
+    def is_over(ids: Int[Tensor, "rows tokens"], *_: Any, **__: Any) -> Bool[Tensor, "rows"]:
+        n_written = ids.shape[1] - 1  # without the token to begin with
+        return (n_written >= limits).repeat_interleave(len(ids) // len(limits))
+
+    return is_over
 
 
 def halve(rows: IntArray) -> list[IntArray]:

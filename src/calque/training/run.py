@@ -20,7 +20,6 @@ from calque.training.step import (
     TrainStep,
     build_optimizer,
     freeze,
-    match_parameters,
     name_objectives,
 )
 from calque.training.watch import Watch
@@ -90,10 +89,9 @@ class Run:
         """
         if self.recipe.freeze_steps is None:
             return
-        is_free = self.step >= self.recipe.freeze_steps
-        parameters = dict(self.module.named_parameters(remove_duplicate=False))
-        for name in match_parameters(parameters, self.recipe.freeze):
-            parameters[name].requires_grad_(is_free)
+        freeze(self.module, self.recipe.freeze, free=self.step >= self.recipe.freeze_steps)
+        if not any(parameter.requires_grad for parameter in self.module.parameters()):
+            raise InputError("every parameter is frozen", fix="freeze less")
 
     @property
     def on_cpu(self) -> bool:

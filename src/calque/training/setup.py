@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from calque.models.encoder import Encoder
+from calque.models.language_tokens import without_languages
 from calque.models.loading import build_model, find_folder
-from calque.models.seq2seq import without_languages
 from calque.models.seq2seq_start import build_seq2seq, read_weights, start_afresh
 from calque.models.veco import Veco
 from calque.objectives import OBJECTIVES

@@ -67,11 +67,11 @@ def name_objectives(objectives: Iterable[Any]) -> list[str]:
     ]
 
 
-def freeze(module: nn.Module, patterns: Sequence[str]) -> int:
-    """Stop training the parameters whose names match; give their number."""
+def freeze(module: nn.Module, patterns: Sequence[str], *, free: bool = False) -> int:
+    """Stop training the parameters whose names match, or set them free; give how many are held."""
     names = dict(module.named_parameters(remove_duplicate=False))
     for name in match_parameters(names, patterns):
-        names[name].requires_grad_(False)
+        names[name].requires_grad_(free)
     return sum(p.numel() for p in module.parameters() if not p.requires_grad)
 
 
