@@ -15,6 +15,11 @@ from transformers import PreTrainedTokenizerFast
 from calque.models.encoder import Encoder
 from calque.objectives import build_objective
 from calque.objectives.base import Marks
+from calque.objectives.denoising_alignment import (
+    DenoisingAlignment,
+    DenoisingAlignmentSettings,
+)
+from calque.objectives.linked_words import LinkedWords, LinkedWordsSettings
 from calque.objectives.masked_lm import (
     IGNORED,
     MaskedLM,
@@ -317,13 +322,21 @@ def test_a_tokenizer_without_a_mask_is_refused(tiny_tokenizer: PreTrainedTokeniz
         Marks.of(bare)
 
 
+READ_PAIRS = [
+    (TranslationLM, TranslationLMSettings),
+    (DenoisingAlignment, DenoisingAlignmentSettings),
+    (LinkedWords, LinkedWordsSettings),
+]
+
+
 @pytest.mark.parametrize("positions", ["reset", "continue"])
+@pytest.mark.parametrize(("kind", "choices"), READ_PAIRS)
 def test_the_model_says_how_positions_count_in_a_pair(
-    positions: Any, tiny_encoder: Encoder
+    kind: Any, choices: Any, positions: Any, tiny_encoder: Encoder
 ) -> None:
     """Whoever reads pairs with it (`calque align`, `calque attention`) must count alike."""
     encoder = copy.deepcopy(tiny_encoder)
-    objective = TranslationLM(TranslationLMSettings(positions=positions))
+    objective = kind(choices(positions=positions))
     objective.start(encoder, ["en-de"])
     assert AlignSettings.of(encoder).positions == positions
     encoder.config.calque = {"recipe": "x", "alignment": {"layer": 2, "positions": "reset"}}

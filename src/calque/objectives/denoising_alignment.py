@@ -5,7 +5,7 @@ Chi et al., 2021 (XLM-Align). One forward pass of the masked pair serves both lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -16,7 +16,7 @@ from pydantic import Field
 from calque.models.pointer import PointerNetwork
 from calque.objectives.alignment_batches import AlignmentBatch, AlignmentCollator
 from calque.objectives.base import Marks, Objective, ObjectiveSettings
-from calque.objectives.masked_lm import IGNORED, masked_lm_loss, masking_rules
+from calque.objectives.masked_lm import IGNORED, masked_lm_loss, masking_rules, note_positions
 from calque.objectives.self_labels import (
     NEITHER,
     LabelRules,
@@ -123,6 +123,10 @@ class DenoisingAlignment(Objective):
     def add_weights(self, hidden_size: int, generator: torch.Generator) -> None:
         """Make the pointer network."""
         self.pointer = PointerNetwork(hidden_size, generator)
+
+    def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
+        """Let the model say how positions count in a pair."""
+        note_positions(encoder, self.settings.positions)
 
     def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
         """Batches of sentence pairs."""

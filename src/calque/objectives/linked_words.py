@@ -7,6 +7,7 @@ statistical aligner, whose mistakes a model that reads sentences need not repeat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from calque.objectives.base import Marks, Objective, ObjectiveSettings
 from calque.objectives.linked_batches import LinkedBatch, LinkedCollator, LinkedPairs
-from calque.objectives.masked_lm import masked_lm_loss, masking_rules
+from calque.objectives.masked_lm import masked_lm_loss, masking_rules, note_positions
 from calque.objectives.self_labels import PairBlocks, compare_states
 from calque.types import LossTerms
 
@@ -109,6 +110,10 @@ class LinkedWords(Objective):
         """Count the marks of a pair, or of two sentences apart, whichever are more."""
         n_joint = 2 + marks.between
         return max(n_joint, 4) if self.settings.separate > 0 else n_joint
+
+    def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
+        """Let the model say how positions count in a pair."""
+        note_positions(encoder, self.settings.positions)
 
     def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
         """Batches of sentence pairs with links."""

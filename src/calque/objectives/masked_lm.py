@@ -89,6 +89,12 @@ def predict_tokens(
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+def note_positions(encoder: Encoder, positions: str) -> None:
+    """Let the model say how positions count in a pair: whoever reads one must count alike."""
+    carried = encoder.settings.get("alignment") or {}
+    encoder.config.calque = encoder.settings | {"alignment": carried | {"positions": positions}}
+
+
 class MaskedLM(Objective):
     """Guess hidden tokens from the rest of their sentence."""
 
@@ -123,10 +129,8 @@ class TranslationLM(MaskedLM):
         return 2 + marks.between
 
     def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Let the model say how positions count in a pair: whoever reads one must count alike."""
-        carried = encoder.settings.get("alignment") or {}
-        noted = {"alignment": carried | {"positions": self.settings.positions}}
-        encoder.config.calque = encoder.settings | noted
+        """Let the model say how positions count in a pair."""
+        note_positions(encoder, self.settings.positions)
 
     def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
         """Batches of sentence pairs."""
