@@ -76,11 +76,14 @@ def translate(
     Text of any size is read in blocks. Until FILE is whole they are kept in FILE.partial/.
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
     from calque.cli.translate_job import TranslateJob
+    from calque.tasks.machine_translation import import_sacrebleu
     from calque.tools.translator import Search, Translator
 
     job = TranslateJob(file, output, resume, skip_bad, score)
     search = Search(beams, length_penalty, nbest)
     job.check(n_best=nbest)
+    if score is not None:
+        import_sacrebleu()  # what is missing is better said before the work
     started = time.perf_counter()
     n_lines = job.count_lines()
     references = job.read_references(n_lines)

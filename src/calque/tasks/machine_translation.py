@@ -14,6 +14,9 @@ from calque.text.tagged import spread
 from calque.types import InputError, MissingExtra
 
 if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
     from calque.models.seq2seq import Seq2Seq
     from calque.tasks.task_settings import TaskSettings
     from calque.tools.translator import Translator
@@ -44,6 +47,16 @@ class TranslationScores:
         return {"bleu": self.bleu, "chrf": self.chrf}
 
 
+def import_sacrebleu() -> tuple[type[BLEU], type[CHRF]]:
+    """Give SacreBLEU's two scores, or say what brings them."""
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+    except ImportError as error:
+        raise MissingExtra("sacrebleu", "eval") from error
+    return BLEU, CHRF
+
+
 def score_translations(
     translations: Sequence[str], references: Sequence[str], language: str = ""
 ) -> TranslationScores:
@@ -51,11 +64,7 @@ def score_translations(
 
     Post, 2018 (SacreBLEU); Popović, 2015 (chrF).
     """
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-        from sacrebleu.metrics.chrf import CHRF
-    except ImportError as error:
-        raise MissingExtra("sacrebleu", "eval") from error
+    BLEU, CHRF = import_sacrebleu()
     if len(translations) != len(references):
         raise InputError(
             f"{len(translations):,} translations for {len(references):,} references",
