@@ -71,7 +71,7 @@ def evaluate(
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Of a grid: another setting of the tasks."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Of a grid: a task's setting; repeatable."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Of a grid: do cells again that were done otherwise.")
@@ -80,7 +80,7 @@ def evaluate(
         bool, typer.Option("--dry-run", help="Of a grid: list the cells and do nothing.")
     ] = False,
 ) -> None:
-    """Score models by language and layer.
+    """Score models on tasks, by language, layer and seed.
 
     Tasks of encoders: tatoeba (finding translations), word_alignment (error rate of word links),
     pos_probe and ner_probe (parts of speech and names, by a linear classifier of states that

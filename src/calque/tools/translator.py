@@ -1,4 +1,4 @@
-"""Candidate of a stream of lines by an encoder–decoder: beam search over batches of like length."""
+"""Translates a stream of lines by an encoder–decoder: beam search over batches of like length."""
 
 from __future__ import annotations
 

@@ -58,6 +58,9 @@ def prepare_text(
     sources, rules = find_sources(recipe.data, base), cleaning_rules(recipe.data)
     _check_start(recipe)
     held_out = _beside(recipe.data.hold_out, base)
+    if held_out is not None and not Path(held_out).is_file():
+        fix = "correct data.hold_out, or go without: --set data.hold_out=null"
+        raise InputError("no such file of pairs to hold out", file=held_out, fix=fix)
     hold_out = read_hold_out(None if held_out is None else Path(held_out))
     tokenizer = find_tokenizer(recipe, folder)
     if tokenizer is None:
