@@ -62,6 +62,32 @@ def test_a_model_named_twice_is_scored_once(tiny_folder: Path, data: Path, tmp_p
     assert len(out.read_text().splitlines()) == 6
 
 
+def test_models_of_runs_are_told_apart(
+    tiny_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results.jsonl"
+    for run_name in ("one", "two"):
+        (tmp_path / run_name).mkdir()
+        (tmp_path / run_name / "model").symlink_to(tiny_folder)
+    models = [f"{tmp_path}/one/model", f"{tmp_path}/two/model", f"mine={tiny_folder}"]
+    arguments = ["--data", str(data), "--layers", "0", "-o", str(out)]
+    assert run(["evaluate", *models, *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert all(shown.count(name) == 4 for name in ("one/model", "two/model", "mine"))
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {row["model"] for row in rows} == {*models[:2], "mine"}
+    assert run(["evaluate", f"a={models[0]}", f"a={models[1]}", *arguments]) == 2
+    assert "two models are called 'a'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["random:{}", "a={}/{{seed}}"])
+def test_models_of_seeds_need_a_grid(
+    model: str, tiny_folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["evaluate", model.format(tiny_folder), "--data", str(data)]) == 2
+    assert "models of seeds are of a grid (add -o FOLDER)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -46,6 +46,22 @@ def test_a_bitext_may_be_raw_and_the_other_way_round(texts: None) -> None:
     assert Path("one").read_text() == Path("two").read_text() != ""
 
 
+@pytest.mark.parametrize("is_turned", [True, False])
+def test_a_bitext_the_other_way_round_is_noticed(
+    is_turned: bool, texts: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if is_turned:
+        lines = [line.split("\t") for line in Path("more.tsv").read_text("utf-8").splitlines()]
+        Path("more.tsv").write_text("".join(f"{b}\t{a}\n" for a, b in lines), encoding="utf-8")
+    command = ["align", "test.tsv", "--aligner", "fast-align", "--tokenize", "de-en", "-o", "out"]
+    for options, is_warned in ([], is_turned), (["--reverse-bitext"], not is_turned):
+        assert run([*command, "--bitext", "more.tsv", *options]) == 0
+        warning = "--bitext has its sides the other way round (add --reverse-bitext, or drop it)"
+        assert (warning in capsys.readouterr().err) == is_warned
+    assert run(command) == 0  # no bitext
+    assert "way round" not in capsys.readouterr().err
+
+
 def test_a_bitext_means_hybrid(
     texts: None,
     tiny_folder: Path,

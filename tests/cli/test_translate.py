@@ -55,6 +55,16 @@ def test_a_pipe_is_translated(
     assert b"9 lines, " in err and b"1 empty lines" in err
 
 
+def test_what_scores_need_is_asked_for_first(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
+    assert run([*command, "--score", "text.de"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == "calque: error: sacrebleu is not installed (pip install 'calque[eval]')\n"
+
+
 def test_packed_files_and_scores(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     wrong = Path("text.de").read_text().splitlines()
     wrong[0] = wrong[0].replace("Gäste", "Leute")

@@ -447,6 +447,17 @@ def test_paths_are_found_beside_the_recipe_and_here(
     assert run(["train", "here/run/recipe.yaml", "-o", "here/run", "--resume"]) == 0
 
 
+@pytest.mark.parametrize("start", [True, False])
+def test_a_model_that_is_too_short_is_known_before_text_is_prepared(
+    start: bool, tiny_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"model.start": str(tiny_folder)} if start else {"model.positions": 128}
+    settings = options(TINY | PAIRED | changes | {"data.max_length": 129})
+    assert run(["train", "xlm-tlm", "-o", "run", *settings]) == 2
+    assert "data.max_length=129 exceeds the model's 128" in capfd.readouterr().err
+    assert not Path("run").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -459,6 +470,10 @@ def test_paths_are_found_beside_the_recipe_and_here(
         (["train", "xlm", "--prepared", "bitext"], "bitext: not a folder of prepared text"),
         (["train", "xlm", "--set", "data.sources.0.path=no/*.xz"], "no/*.xz: no such file"),
         (["train", "xlm", "--set", "data.sources=[]"], "the recipe names no text"),
+        (
+            ["train", "xlm", "--set", "schedule.steps=100"],
+            "warmup=10000 exceeds steps=100: set schedule.warmup, too",
+        ),
         (
             ["train", "calque-mini-align", "--set", "data.sources.0.links=linked/en-de.links"],
             "linked/en-de.links: 1 files of links for 2 bitexts (correct the paths",

@@ -65,6 +65,9 @@ def test_files(tmp_path: Path, suffix: str, start: bytes) -> None:
 def test_names() -> None:
     assert shorten_names(["x/a/", "b"]) == {"x/a/": "a", "b": "b"}
     assert shorten_names(["x/model", "y/model"]) == {"x/model": "x/model", "y/model": "y/model"}
+    # `model` alone would be the name of every run.
+    assert shorten_names(["/a/run/model", "b"]) == {"/a/run/model": "run/model", "b": "b"}
+    assert shorten_names(["model"]) == {"model": "model"}
 
 
 def test_a_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,3 +245,11 @@ def test_a_model_by_the_end_of_its_path(drawn: Results) -> None:
     rows = [replace(row, model=f"runs/{row.model}") for row in drawn.rows]
     study = make_study(Results(rows, []), "base", models=["same"], tasks=["pos"], judging=FEW)
     assert (study.baseline, study.models) == ("runs/base", ["runs/same"])
+
+
+def test_a_run_by_the_end_of_its_path(drawn: Results) -> None:
+    rows = [replace(row, model=f"runs/{row.model}/model") for row in drawn.rows]
+    study = make_study(Results(rows, []), "base/model", tasks=["pos"], judging=FEW)
+    assert study.baseline == "runs/base/model"
+    with pytest.raises(InputError, match="no model is called 'model'"):
+        make_study(Results(rows, []), "model", tasks=["pos"], judging=FEW)

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from calque.cli import run
 from calque.tasks.suite import TASKS
@@ -196,6 +198,38 @@ def test_models_are_told_apart(
     assert evaluate(models=(tiny, f"{tiny}=random:{tiny}")) == 2
     assert evaluate(models=("a=" + tiny, f"a=random:{tiny}")) == 2
     assert "two models are called 'a'" in capsys.readouterr().err
+
+
+def test_training_runs_are_seeds_of_one_model(
+    evaluate: Callable[..., int], tiny_folder: Path, tmp_path: Path, capsys: Any
+) -> None:
+    for seed in (1, 2):
+        draw_copy(tiny_folder, tmp_path / f"run-{seed}", seed)
+    models = (f"mine={tmp_path}/run-{{seed}}", str(tiny_folder))
+    options = ("--seeds", "2", "--tasks", "toy,steady", "--languages", "de")
+    assert evaluate(*options, models=models) == 0
+    rows = read_rows(tmp_path / "out")
+    cells = [(row["model"], row["task"], row["seed"]) for row in rows]
+    names = ("mine", str(tiny_folder))
+    seeded = [(name, "toy", seed) for name in names for seed in (1, 2)]
+    # Where nothing is learnt, only the training runs differ.
+    steady = [("mine", "steady", 1), ("mine", "steady", 2), (str(tiny_folder), "steady", None)]
+    assert cells == seeded + steady
+    hashes = {(row["model"], row["seed"]): row["config"].split("-")[2] for row in rows}
+    assert hashes["mine", 1] != hashes["mine", 2]
+    assert evaluate(*options, models=models) == 0
+    assert "0 cells to do; 7 are done" in capsys.readouterr().err
+    assert evaluate("--seeds", "3", models=models) == 2
+    assert "run-3: no such folder" in capsys.readouterr().err
+
+
+def draw_copy(folder: Path, target: Path, seed: int) -> None:
+    """Copy a model with other weights."""
+    shutil.copytree(folder, target)
+    weights = load_file(target / "model.safetensors")
+    generator = torch.Generator().manual_seed(seed)
+    changed = {name: torch.randn(w.shape, generator=generator) for name, w in weights.items()}
+    save_file(changed, target / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_a_torn_line_is_mended_and_said(

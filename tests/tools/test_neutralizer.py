@@ -105,6 +105,15 @@ def test_command(tiny_folder: Path, texts: dict[str, list[str]], tmp_path: Path)
     assert run(arguments) == 2  # the folder exists now
 
 
+def test_files_must_be_named_after_their_languages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tmp_path / "news.en"), str(tmp_path / "news.de")]
+    assert run(["neutralize", "calque-mini", *files, "-o", str(tmp_path / "new")]) == 2
+    error = capsys.readouterr().err
+    assert "news.en: two files are of a language 'news' (give one file a language, named" in error
+
+
 def test_calque_mini_finds_more_translations_with_it(demo_rows: list[Row]) -> None:
     """In a layer where its languages are still apart; in its best one they are not."""
     model, layer = Model.load(), 4

@@ -192,7 +192,7 @@ def test_a_missing_hold_out_is_named(tiny_recipe: MakeRecipe, tmp_path: Path) ->
     write_sources(tmp_path)
     source = "data.sources=[{path: en-de.tsv, kind: bitext}]"
     recipe = tiny_recipe(source, "data.hold_out=no.tsv")
-    with pytest.raises(InputError, match=r"no\.tsv"):
+    with pytest.raises(InputError, match=r"no\.tsv: .*\(correct data\.hold_out, or go without"):
         prepare_text(recipe, tmp_path, tmp_path / "text", say=print, n_workers=1)
     assert not (tmp_path / "text").exists()
 

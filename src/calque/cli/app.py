@@ -9,6 +9,7 @@ import typer
 
 from calque.cli.align import align
 from calque.cli.attention import attention
+from calque.cli.clean import clean
 from calque.cli.compare import compare
 from calque.cli.data import data
 from calque.cli.demo import demo
@@ -24,12 +25,14 @@ from calque.cli.mine import mine
 from calque.cli.models import models
 from calque.cli.neutralize import neutralize
 from calque.cli.prepare import prepare
+from calque.cli.recipes import recipes
 from calque.cli.train import train
 from calque.cli.translate import translate
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "align": align,
     "attention": attention,
+    "clean": clean,
     "compare": compare,
     "data": data,
     "demo": demo,
@@ -45,6 +48,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "models": models,
     "neutralize": neutralize,
     "prepare": prepare,
+    "recipes": recipes,
     "train": train,
     "translate": translate,
 }

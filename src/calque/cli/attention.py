@@ -41,10 +41,11 @@ def attention(
         ),
     ] = None,
 ) -> None:
-    """Show, layer by layer, the share of attention that goes to the other sentence.
+    """Show how much a sentence looks at its translation, by layer.
 
-    Self-attention reads the two side by side; a model trained with cross_attention_lm also has a
-    cross-attention, of which what sentence marks get counts as nothing.
+    Shown is the share of attention that goes to the other sentence. Self-attention reads the two
+    side by side; a model trained with cross_attention_lm also has a cross-attention, of which what
+    sentence marks get counts as nothing.
     """
     from rich.console import Console
 

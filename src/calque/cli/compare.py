@@ -49,7 +49,7 @@ def compare(
         bool, typer.Option("--brief", help="Show the verdicts, no tables by language.")
     ] = False,
 ) -> None:
-    """Compare models with a baseline over tasks, languages and seeds, and say what it is worth.
+    """Say whether models do better than a baseline, or it is noise.
 
     A model helps or hurts only where the difference stands out from seeds, from test items, and
     from both together, after correction for the number of comparisons. All else is noise, or

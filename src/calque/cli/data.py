@@ -31,10 +31,11 @@ def data(
         typer.Option(metavar="NAMES", help="Only datasets of these tasks, separated by commas."),
     ] = None,
 ) -> None:
-    """List the datasets that tasks read, show one, or check a folder. Nothing is downloaded.
+    """List the datasets that tasks read, or check a folder of them.
 
-    A check reads every file as the tasks do: which languages and splits are there, how many items,
-    what is missing. A malformed file is named with its line, and the exit code is 2.
+    Nothing is downloaded. A check reads every file as the tasks do: which languages and splits are
+    there, how many items, what is missing. A malformed file is named with its line, and the exit
+    code is 2.
 
     \b
     calque data

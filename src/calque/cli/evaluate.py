@@ -71,7 +71,7 @@ def evaluate(
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Of a grid: another setting of the tasks."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Of a grid: a task's setting; repeatable."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Of a grid: do cells again that were done otherwise.")
@@ -80,7 +80,7 @@ def evaluate(
         bool, typer.Option("--dry-run", help="Of a grid: list the cells and do nothing.")
     ] = False,
 ) -> None:
-    """Score models by language and layer.
+    """Score models on tasks, by language, layer and seed.
 
     Tasks of encoders: tatoeba (finding translations), word_alignment (error rate of word links),
     pos_probe and ner_probe (parts of speech and names, by a linear classifier of states that
@@ -91,8 +91,9 @@ def evaluate(
     With --seeds, or a folder as RESULTS, these and tasks that are learnt (pos, ner, parsing, xnli,
     pawsx, reviews, xquad, mlqa, tydiqa), bucc (mining), translation and multi30k (of
     encoder–decoders) make a grid of models, tasks and seeds, which goes on where it was stopped and
-    which `calque compare` reads. There, `random:NAME` is a model with random weights, and
-    NAME=FOLDER gives a model a name.
+    which `calque compare` reads. There, `random:NAME` is a model with random weights, and a folder
+    with {seed} in it, such as 'weak=runs/weak-{seed}/model', one model a seed: training runs of one
+    recipe. NAME=FOLDER gives a model a name.
     """
     names = None if languages is None else [name.strip() for name in languages.split(",")]
     if seeds is not None or (output is not None and ".jsonl" not in output.suffixes):
@@ -167,12 +168,17 @@ def _evaluate_layers(
     """Score models as they are, layer by layer, into tables and one file."""
     from rich.console import Console
 
+    from calque.tasks.entrants import RANDOM, SEED, name_models
     from calque.tasks.suite import find_tasks, take_vectors
     from calque.text.files import write_atomically
 
     asked, numbers = find_tasks(tasks), _parse_layers(layers)
     if neutral and (center or numbers is not None):
         raise InputError("--neutral has its own layer", fix="drop --layers and --center")
+    places = name_models(models)
+    for place in places.values():
+        if place.startswith(RANDOM) or SEED in place:
+            raise InputError("models of seeds are of a grid", file=place, fix="add -o FOLDER")
     of_vectors = take_vectors(asked)
     options: dict[str, object] = {"data": data, "languages": names}
     if not of_vectors:
@@ -184,8 +190,8 @@ def _evaluate_layers(
         _check_plot(plot, asked)
     with nullcontext() if output is None else write_atomically(output) as stream:
         scores: list[Score] = []
-        for model in dict.fromkeys(models):
-            scores += _score_model(model, device, asked, options, maps)
+        for name, place in places.items():
+            scores += _score_model(name, place, device, asked, options, maps)
         if stream is not None:
             stream.writelines(json.dumps(asdict(score)) + "\n" for score in scores)
     for task in asked:
@@ -248,6 +254,7 @@ def _draw(scores: list[Score], path: Path) -> None:
 
 def _score_model(
     model: str,
+    place: str,
     device: str,
     tasks: Mapping[str, Callable[..., list[Score]]],
     options: Mapping[str, object],
@@ -260,9 +267,9 @@ def _score_model(
 
     of_vectors = take_vectors(tasks)
     scored = (
-        VectorFolder(Path(model), choose_device(device))
+        VectorFolder(Path(place), choose_device(device))
         if of_vectors
-        else load(model, device, maps=maps)
+        else load(place, device, maps=maps)
     )
     scores = []
     for task in tasks.values():

@@ -28,10 +28,11 @@ def gap(
         typer.Option(metavar="PICTURE", help="Draw runs along training: .png, .svg or .pdf."),
     ] = None,
 ) -> None:
-    """Show the transfer gap of runs: the source language's score minus the mean of the others.
+    """Show how far other languages stay behind the source in runs.
 
-    The scores are those of the recipe's `probe`, a small tagging task learnt from frozen states in
-    the source language.
+    The transfer gap is the source language's score minus the mean of the others. The scores are
+    those of the recipe's `probe`, a small tagging task learnt from frozen states in the source
+    language.
     """
     from rich.console import Console
 

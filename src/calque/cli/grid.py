@@ -53,11 +53,11 @@ def evaluate_grid(models: Sequence[str], options: GridOptions) -> None:
     n_jobs = parse_jobs(options.jobs)
     _check_device(options.device)
     check_folder(options.output)
-    entrants = find_entrants(models, of_vectors=of_vectors.pop())
+    seeds = parse_seeds(options.seeds or DEFAULT_SEEDS)
     cells, notes = plan_cells(
-        entrants,
+        find_entrants(models, of_vectors=of_vectors.pop(), seeds=seeds),
         kinds,
-        parse_seeds(options.seeds or DEFAULT_SEEDS),
+        seeds,
         options.data,
         languages=options.languages,
         chosen=parse_settings(options),

@@ -69,11 +69,12 @@ def grow(
         bool, typer.Option("--overwrite", help="Replace a model grown before.")
     ] = False,
 ) -> None:
-    """Start a cross-lingual model from a monolingual one of the same architecture (MetaXLM).
+    """Start a cross-lingual model from a monolingual one (MetaXLM).
 
-    The body is copied; a row of the new vocabulary takes the row of the same text, or of its
-    translation. START is a plain Hugging Face folder for a recipe's `model.start`, with the
-    report in growth.json. A dictionary named en-de.txt or de-en.txt tells its columns.
+    The architecture stays the same, and the body is copied; a row of the new vocabulary takes the
+    row of the same text, or of its translation. START is a plain Hugging Face folder for a
+    recipe's `model.start`, with the report in growth.json. A dictionary named en-de.txt or
+    de-en.txt tells its columns.
 
     \b
     calque grow roberta-base --tokenizer xlm-roberta-base -o start

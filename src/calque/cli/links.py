@@ -94,7 +94,7 @@ def links(
     ] = None,
     device: Annotated[str, typer.Option(help="For neural: auto, cpu, cuda, cuda:1 …")] = "auto",
 ) -> None:
-    """Split bitext into words, link them, and keep the links worth training on.
+    """Link the words of bitext, and keep what is worth training on.
 
     For every BITEXT the FOLDER gets NAME.text (words ||| words) and NAME.links (i-j …), a line a
     pair, and report.json, which says what each filter removed. The links are those of fast_align

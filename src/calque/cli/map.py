@@ -78,7 +78,7 @@ def map_vectors(
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
 ) -> None:
-    """Map word vectors of two or more languages into one space, around a pivot.
+    """Map word vectors of several languages into one space.
 
     With --dev, a language that alignment does not help keeps its vectors; a table says what was
     chosen and why, and so does report.json in the folder.

@@ -61,7 +61,9 @@ def mine(
         str,
         typer.Option(help="max (each sentence once), intersect, forward or backward."),
     ] = "max",
-    k: Annotated[int, typer.Option("--k", help="Neighbors a margin is taken over.")] = 4,
+    k: Annotated[
+        int, typer.Option("--neighbors", "--k", help="Over how many a margin is taken.")
+    ] = 4,
     index: Annotated[
         str, typer.Option(help="exact, or a FAISS index for millions: IVF1024,Flat …")
     ] = "exact",

@@ -11,7 +11,9 @@ from calque.types import InputError
 
 
 def neutralize(
-    model: Annotated[str, typer.Argument(help="A model folder, a hub name or calque-mini.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model folder, a hub name or calque-mini.")
+    ],
     texts: Annotated[
         list[Path],
         typer.Argument(metavar="TEXT…", help="One file a language: en.txt, de.txt.xz and so on."),
@@ -23,7 +25,7 @@ def neutralize(
     sentences: Annotated[int, typer.Option(min=50, help="How many to draw from each file.")] = 2000,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
 ) -> None:
-    """Find and store what tells languages apart, so that `embed` leaves it out.
+    """Store what tells languages apart, so that `embed` drops it.
 
     No bitext, no training: each language's mean vector is enough. The files' names, up to the
     first dot, name the languages.
@@ -34,8 +36,10 @@ def neutralize(
     from calque.tools.neutralizer import find_neutral_space, save_neutral_model
 
     names = [path.name.split(".")[0] for path in texts]
-    if len(set(names)) < len(names):
-        raise InputError("two files are of one language", fix="give one file a language")
+    for name, path in zip(names, texts, strict=True):
+        if names.count(name) > 1:
+            fix = "give one file a language, named after it: en.txt, de.txt"
+            raise InputError(f"two files are of a language {name!r}", file=path, fix=fix)
     if output.exists():
         raise InputError("this folder exists", file=output, fix="give a new one")
     encoder = load(model, device)

@@ -22,7 +22,9 @@ def prepare(
     ],
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe: schedule.steps=100."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a key: data.alpha=0.5; repeatable."
+        ),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that tokenise; by default all cores.")

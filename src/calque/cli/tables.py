@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from calque.report.plots import shorten_names
 from calque.tasks.retrieval import MEAN
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ def tabulate_languages(scores: Sequence[Score]) -> Table:
     best = {model: choose_layer(scores, model) for model in _models_of(scores)}
     table = Table(title=f"{scores[0].task}: accuracy (%)")
     table.add_column("language")
-    for model, layer in best.items():
+    for model, name in shorten_names(best).items():
         for arrow in ARROWS.values():
-            table.add_column(f"{_shorten(model)}\nlayer {layer}\n{arrow}", justify="right")
+            table.add_column(f"{name}\nlayer {best[model]}\n{arrow}", justify="right")
     values = {(s.model, s.language, s.metric): s.value for s in scores if s.layer == best[s.model]}
     languages = dict.fromkeys(score.language for score in scores)
     for language in [name for name in languages if name != MEAN]:
@@ -38,9 +39,9 @@ def tabulate_layers(scores: Sequence[Score]) -> Table:
     means = [score for score in scores if score.language == MEAN]
     table = Table(title=f"{scores[0].task}: mean (%)")
     table.add_column("layer", justify="right")
-    for model in models:
+    for name in shorten_names(models).values():
         for arrow in ARROWS.values():
-            table.add_column(f"{_shorten(model)}\n{arrow}", justify="right")
+            table.add_column(f"{name}\n{arrow}", justify="right")
     for layer in sorted({score.layer or 0 for score in means}):
         values = {(s.model, MEAN, s.metric): s.value for s in means if s.layer == layer}
         table.add_row(str(layer), *_cells(values, models, MEAN))
@@ -65,7 +66,3 @@ def _cells(
 
 def _models_of(scores: Sequence[Score]) -> list[str]:
     return list(dict.fromkeys(score.model for score in scores))
-
-
-def _shorten(model: str) -> str:
-    return model.rstrip("/").rpartition("/")[2]

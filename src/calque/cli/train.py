@@ -21,7 +21,9 @@ def train(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe: schedule.steps=100."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a key: data.alpha=0.5; repeatable."
+        ),
     ] = None,
     prepared: Annotated[
         Path | None,

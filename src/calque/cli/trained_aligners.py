@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calque.cli.side_check import SideCheck
 from calque.types import InputError, MissingExtra
 
 if TYPE_CHECKING:
@@ -37,10 +38,13 @@ def get_statistical(
         return model
     kind: Any = options.aligner if options.aligner in STATISTICAL else choose_library()
     symmetrize = options.symmetrize or "grow-diag-final-and"
+    check = SideCheck()
+    pairs = chain(check.pass_text(read_pairs()), check.pass_bitext(read_bitext()))
     with show_phases(kind) as on_phase:
-        model = StatisticalAligner.train(
-            chain(read_pairs(), read_bitext()), kind, symmetrize=symmetrize, on_phase=on_phase
-        )
+        model = StatisticalAligner.train(pairs, kind, symmetrize=symmetrize, on_phase=on_phase)
+    if check.is_crossed:
+        fix = "add --reverse-bitext, or drop it"
+        print(f"warning: --bitext has its sides the other way round ({fix})", file=sys.stderr)
     if options.save is not None:
         model.save(options.save)
         print(f"{options.save}: {kind} trained on {model.n_pairs:,} pairs", file=sys.stderr)

@@ -11,7 +11,7 @@ from torch import nn
 
 from calque.models.attention import plan_attention, register
 from calque.models.families import family_of, run_fused_layer, run_layer
-from calque.models.loading import load_checkpoint, save_checkpoint
+from calque.models.loading import count_positions, load_checkpoint, save_checkpoint
 from calque.models.maps import LanguageMaps
 from calque.models.neutral import NeutralSpace, load_neutral_space
 from calque.types import InputError
@@ -108,10 +108,7 @@ class Encoder(nn.Module):
     @property
     def max_tokens(self) -> int:
         """Give the longest sequence the positions allow, special tokens included."""
-        config = self.config
-        n_positions = int(config.max_position_embeddings)
-        shifted = config.model_type in ("roberta", "xlm-roberta", "camembert")
-        return n_positions - int(config.pad_token_id) - 1 if shifted else n_positions
+        return count_positions(self.config)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -73,6 +73,18 @@ def find_folder(name: str | Path) -> Path:
     return _fetch(str(name))
 
 
+def count_positions(config: Any) -> int:
+    """Give the longest sequence that the positions of a described model allow, marks included."""
+    n_positions = int(config.max_position_embeddings)
+    shifted = config.model_type in ("roberta", "xlm-roberta", "camembert")
+    return n_positions - int(config.pad_token_id) - 1 if shifted else n_positions
+
+
+def read_window(name: str | Path) -> int:
+    """Give the longest sequence that a model reads, without loading it."""
+    return count_positions(_load_config(find_folder(name)))
+
+
 def build_model(config: Any) -> PreTrainedModel:
     """Make an encoder of a given configuration with random weights."""
     from transformers import AutoModelForMaskedLM
@@ -150,7 +162,7 @@ def _fetch(name: str) -> Path:
     except HFValidationError as error:
         raise InputError("no such folder, and not a hub name", file=name, fix=fix) from error
     except Exception as error:  # the hub client raises many kinds: offline, gated, unknown
-        problem = f"no such folder, and the hub gave: {first_line(error)}"
+        problem = f"no such folder, and the hub gave: {first_line(error).removeprefix('Got: ')}"
         raise InputError(problem, file=name, fix=fix) from error
 
 

@@ -145,11 +145,18 @@ def save_plot(figure: Figure, path: Path) -> None:
 def shorten_names(models: Iterable[str]) -> dict[str, str]:
     """Name models by the last part of their paths, or whole where those are the same.
 
-    >>> shorten_names(["runs/a", "runs/b"]), shorten_names(["a/model", "b/model"])
-    ({'runs/a': 'a', 'runs/b': 'b'}, {'a/model': 'a/model', 'b/model': 'b/model'})
+    The folder `model` of a run says nothing without the run.
+
+    >>> shorten_names(["runs/a", "runs/b"]), shorten_names(["/runs/a/model", "calque-mini"])
+    ({'runs/a': 'a', 'runs/b': 'b'}, {'/runs/a/model': 'a/model', 'calque-mini': 'calque-mini'})
     """
-    last = {model: model.rstrip("/").rpartition("/")[2] for model in models}
+    last = {model: _take_last(model) for model in models}
     return last if len(set(last.values())) == len(last) else {model: model for model in last}
+
+
+def _take_last(model: str) -> str:
+    parts = model.rstrip("/").split("/")
+    return "/".join(parts[-2:] if parts[-1] == "model" else parts[-1:]).lstrip("/")
 
 
 def _draw_panel(panel: Axes, scores: Sequence[Score], names: Mapping[str, str]) -> None:

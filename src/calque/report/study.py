@@ -111,10 +111,10 @@ def make_study(
 
 
 def find_name(name: str, known: Sequence[str], kind: str) -> str:
-    """Find a model or task by its name, or a model by the last part of its path."""
+    """Find a model or task by its name, or a model by the last parts of its path."""
     if name in known:
         return name
-    ends = [each for each in known if each.rstrip("/").rpartition("/")[2] == name]
+    ends = [each for each in known if each.rstrip("/").endswith(f"/{name.rstrip('/')}")]
     if kind == "model" and len(ends) == 1:
         return ends[0]
     raise InputError(f"no {kind} is called {name!r}", fix=f"choose from: {', '.join(known)}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from calque.models.seq2seq import Seq2Seq
 
 RANDOM = "random:"
+SEED = "{seed}"  # in a path: one model a seed, each of a training run of its own
 # A finished VECO has the full model in a folder inside.
 WEIGHTS = (
     "*.safetensors",
@@ -37,12 +38,14 @@ class Entrant:
     """A model by the name it has in the results, what it is, and where it lies.
 
     `random` is the sanity floor: the configuration and the tokenizer of a model, with weights
-    drawn from the seed as Hugging Face initializes them.
+    drawn from the seed as Hugging Face initializes them. `seed` is that of the training run which
+    made the model, where several runs share a name: they differ as seeds of one model do.
     """
 
     name: str
     kind: Literal["encoder", "random", "vectors"]
     folder: Path
+    seed: int | None = None
 
     @property
     def needs_seed(self) -> bool:
@@ -63,35 +66,49 @@ class Entrant:
         return hash_values([RANDOM, hash_files((path.name, path) for path in shape)])
 
 
-def find_entrants(names: Sequence[str], *, of_vectors: bool) -> list[Entrant]:
+def find_entrants(
+    names: Sequence[str], *, of_vectors: bool, seeds: Sequence[int] = ()
+) -> list[Entrant]:
     """Find models by folder, hub name, embedded name, `random:` before it, or NAME=any of these.
 
-    A model given twice counts once; two models of one name are an error.
+    A path with `{seed}` in it stands for one model a seed. A model given twice counts once; two
+    models of one name are an error.
     """
-    found: dict[str, Entrant] = {}
-    for text in names:
-        entrant = _find_entrant(text, of_vectors)
-        if found.setdefault(entrant.name, entrant) != entrant:
-            problem = f"two models are called {entrant.name!r}"
+    return [
+        _find_entrant(name, source.replace(SEED, str(seed)), of_vectors, seed)
+        for name, source in name_models(names).items()
+        for seed in (seeds if SEED in source else [None])
+    ]
+
+
+def name_models(texts: Sequence[str]) -> dict[str, str]:
+    """Tell where models lie by the names they shall have, each once.
+
+    >>> name_models(["base=runs/mlm/model", "calque-mini/", "calque-mini"])
+    {'base': 'runs/mlm/model', 'calque-mini': 'calque-mini'}
+    """
+    found: dict[str, str] = {}
+    for name, source in map(_split_name, texts):
+        if found.setdefault(name, source) != source:
+            problem = f"two models are called {name!r}"
             raise InputError(problem, fix="name one of them: NAME=FOLDER")
-    return list(found.values())
+    return found
 
 
-def _find_entrant(text: str, of_vectors: bool) -> Entrant:
+def _find_entrant(name: str, source: str, of_vectors: bool, seed: int | None) -> Entrant:
     from calque.models.loading import find_folder
 
-    name, source = _split_name(text)
     if of_vectors:
         if not Path(source).is_dir():
             fix = "give a folder with de.vec, en.vec …"
             raise InputError("no such folder", file=source, fix=fix)
-        return Entrant(name, "vectors", Path(source))
+        return Entrant(name, "vectors", Path(source), seed)
     is_random = source.startswith(RANDOM)
     folder = find_folder(source.removeprefix(RANDOM))
     if not (folder / "config.json").is_file():
         fix = "give a Hugging Face model folder"
         raise InputError("no config.json here", file=folder, fix=fix)
-    return Entrant(name, "random" if is_random else "encoder", folder)
+    return Entrant(name, "random" if is_random else "encoder", folder, seed)
 
 
 def _split_name(text: str) -> tuple[str, str]:

@@ -68,7 +68,8 @@ def plan_cells(
 ) -> tuple[list[Cell], list[str]]:
     """List the cells of a grid, task by task and model by model, and what is left out of them.
 
-    A task without training has one cell a model, or one a seed where the seed makes the model.
+    A task without training has one cell a model, or one a seed where the seed makes the model. A
+    model of a training run with a seed of its own is measured with that one alone.
     Its languages are those asked for that it has tests of; one that no task has is an error.
     """
     if not data.is_dir():
@@ -82,9 +83,9 @@ def plan_cells(
         parts = hash_settings(task, kind, settings, names), _hash_data(task, kind, data)
         for entrant, model in models.items():
             config = "-".join((*parts, model))
-            numbers = seeds if kind.trained or entrant.needs_seed else [None]
             cells += [
-                Cell(entrant, task, kind, seed, data, names, settings, config) for seed in numbers
+                Cell(entrant, task, kind, seed, data, names, settings, config)
+                for seed in _choose_seeds(entrant, kind, seeds)
             ]
     for name in set.intersection(*map(set, missing.values())):
         raise InputError(f"no test for {name!r}", file=data, fix="check --languages")
@@ -92,6 +93,14 @@ def plan_cells(
         f"{task} has no test for {' '.join(names)}" for task, names in missing.items() if names
     ]
     return cells, notes
+
+
+def _choose_seeds(
+    entrant: Entrant, kind: TaskKind, seeds: Sequence[int]
+) -> Sequence[int] | list[None]:
+    if entrant.seed is not None:
+        return [entrant.seed]
+    return seeds if kind.trained or entrant.needs_seed else [None]
 
 
 def choose_languages(

@@ -190,7 +190,9 @@ class ScheduleSection(Section):
     @model_validator(mode="after")
     def _warmup_ends(self) -> ScheduleSection:
         if self.warmup > self.steps:
-            raise ValueError(f"warmup={self.warmup} exceeds steps={self.steps}")
+            raise ValueError(
+                f"warmup={self.warmup} exceeds steps={self.steps}: set schedule.warmup, too"
+            )
         return self
 
 

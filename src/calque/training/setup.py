@@ -12,7 +12,7 @@ import torch
 
 from calque.models.encoder import Encoder
 from calque.models.language_tokens import without_languages
-from calque.models.loading import build_model, find_folder
+from calque.models.loading import build_model, find_folder, read_window
 from calque.models.seq2seq_start import build_seq2seq, read_weights, start_afresh
 from calque.models.veco import Veco
 from calque.objectives import OBJECTIVES
@@ -56,7 +56,11 @@ def prepare_text(
     corpus and how many examples it has so far.
     """
     sources, rules = find_sources(recipe.data, base), cleaning_rules(recipe.data)
+    _check_start(recipe)
     held_out = _beside(recipe.data.hold_out, base)
+    if held_out is not None and not Path(held_out).is_file():
+        fix = "correct data.hold_out, or go without: --set data.hold_out=null"
+        raise InputError("no such file of pairs to hold out", file=held_out, fix=fix)
     hold_out = read_hold_out(None if held_out is None else Path(held_out))
     tokenizer = find_tokenizer(recipe, folder)
     if tokenizer is None:
@@ -155,12 +159,25 @@ def build_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder
     make = _start_encoder if recipe.model.decoder is None else _start_seq2seq
     encoder = make(recipe, tokenizer)
     _set_dropout(encoder, recipe.model)
-    if recipe.data.max_length > encoder.max_tokens:
+    _check_length(recipe, encoder.max_tokens)
+    return encoder
+
+
+def _check_start(recipe: Recipe) -> None:
+    """Refuse an encoder that cannot be trained so before any text is prepared for it."""
+    model = recipe.model
+    if model.start is None:
+        _check_length(recipe, model.positions)
+    elif model.decoder is None:
+        _check_length(recipe, read_window(model.start))
+
+
+def _check_length(recipe: Recipe, n_positions: int) -> None:
+    if recipe.data.max_length > n_positions:
         raise InputError(
-            f"data.max_length={recipe.data.max_length} exceeds the model's {encoder.max_tokens}",
+            f"data.max_length={recipe.data.max_length} exceeds the model's {n_positions}",
             fix="lower data.max_length",
         )
-    return encoder
 
 
 def _start_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder:

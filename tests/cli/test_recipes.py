@@ -1,0 +1,30 @@
+"""`calque recipes`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from calque.cli import run
+from calque.cli.recipes import describe
+
+FOLDER = Path(__file__).parents[2] / "recipes"
+
+
+def test_all_are_listed_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recipes"]) == 0
+    shown = capsys.readouterr().out
+    files = sorted(FOLDER.glob("*.yaml"))
+    assert len(files) > 20
+    for path in files:
+        assert f" {path.stem} " in shown
+        sentence = describe(path.read_text("utf-8"))
+        assert 20 < len(sentence) < 250 and sentence[0].isupper() | (sentence[0] == "`")
+
+
+def test_one_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recipes", "weak"]) == 0
+    assert capsys.readouterr().out == (FOLDER / "weak.yaml").read_text("utf-8")
+    assert run(["recipes", "week"]) == 2
+    assert "week: no such recipe (give a path, or one of adapt" in capsys.readouterr().err
