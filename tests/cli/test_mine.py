@@ -166,3 +166,33 @@ def test_tabs_become_spaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert {row[1] for row in rows} <= {"one two", "three"}
     assert all(len(row) == 3 for row in rows)
     assert "1 sentences with a tab, written as a space" in capsys.readouterr().err
+
+
+def test_undecodable_lines_are_left_out_and_listed(
+    texts: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is mined is as if they were not there; vectors of `embed --skip-bad` still fit."""
+    folder = texts[0].parent
+    assert mine(*texts, "-o", folder / "whole.tsv") == 0
+    lines = texts[0].read_bytes().splitlines(keepends=True)
+    (folder / "bad.txt").write_bytes(b"".join([b"\xfc first\n", *lines[:2], b"\xff\n", *lines[2:]]))
+    out, listed = folder / "out.tsv", folder / "list.tsv"
+    capsys.readouterr()
+    assert mine(folder / "bad.txt", texts[1], "-o", out) == 2
+    assert "bad.txt, line 1: invalid UTF-8 at byte 1" in capsys.readouterr().err
+    assert not out.exists() and not list(folder.glob("*.mining"))
+    given = (folder / "bad.txt", texts[1], "--skip-bad", listed)
+    assert mine(*given, "-o", out) == 0
+    assert out.read_bytes() == (folder / "whole.tsv").read_bytes()
+    assert "3 empty lines left out, 2 of them undecodable" in capsys.readouterr().err
+    rows = [line.split("\t")[:2] for line in listed.read_text().splitlines()]
+    reason = f"{folder / 'bad.txt'}: invalid UTF-8 at byte 1"
+    assert rows == [["1", reason], ["4", reason]]
+    vectors = [folder / "src.npy", folder / "tgt.npy"]
+    for text, file in zip((folder / "bad.txt", texts[1]), vectors, strict=True):
+        skip = ("--skip-bad", str(folder / "again"))
+        assert run(["embed", str(text), "-o", str(file), *skip, "--device", "cpu"]) == 0
+    assert mine(*given, "--vectors", *vectors, "-o", folder / "again.tsv") == 0
+    assert (folder / "again.tsv").read_bytes() == out.read_bytes()
+    assert mine(*given[:2], "--skip-bad", texts[1], "-o", out) == 2
+    assert "both read and written" in capsys.readouterr().err

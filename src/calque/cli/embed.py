@@ -64,7 +64,7 @@ def embed(
     """
     from calque.api import load
     from calque.cli.progress import show_progress
-    from calque.text.files import check_list
+    from calque.text.files import check_list, open_list
     from calque.tools.vector_writer import check_output, write_vectors
 
     check_output(output)
@@ -73,7 +73,7 @@ def embed(
         raise InputError("--maps without --map-from", fix="name the text's language: --map-from de")
     started = time.perf_counter()
     with ExitStack() as stack:
-        skipped = _open_list(skip_bad, stack)
+        skipped = open_list(skip_bad, stack)
         n_lines = _count_lines(file, skipped)
         encoder = load(model, device, maps=None if map_from is None else maps or True)
         report = write_vectors(
@@ -90,12 +90,6 @@ def embed(
     seconds = time.perf_counter() - started
     notes = _describe(report, 0 if skipped is None else skipped.n_lines)
     print(f"{output}: {', '.join(notes)}; {seconds:.1f} s", file=sys.stderr)
-
-
-def _open_list(path: Path | None, stack: ExitStack) -> SkippedLines | None:
-    from calque.text.files import SkippedLines, write_atomically
-
-    return None if path is None else SkippedLines(stack.enter_context(write_atomically(path)))
 
 
 def _count_lines(file: str, skipped: SkippedLines | None) -> int | None:

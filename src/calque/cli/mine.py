@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -17,6 +18,7 @@ from calque.types import InputError
 
 if TYPE_CHECKING:
     from calque.align.margin import MinedPairs
+    from calque.text.files import SkippedLines
     from calque.tools.miner import Side
     from calque.tools.sentence_store import SentenceStore
 
@@ -80,6 +82,10 @@ def mine(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what was interrupted.")
     ] = False,
+    skip_bad: Annotated[
+        Path | None,
+        typer.Option(metavar="LIST", help="Leave undecodable lines out and list them here."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
 ) -> None:
     """Find sentences of two texts that translate each other.
@@ -92,7 +98,7 @@ def mine(
     calque mine news.de news.en -o de-en.tsv --threshold 1.06
     calque mine zh-en.dev.zh zh-en.dev.en --dev zh-en.dev.gold -o zh-en.tsv
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
-    from calque.text.files import check_target, write_atomically
+    from calque.text.files import check_list, check_target, open_list, write_atomically
     from calque.tools.miner import MiningSettings, choose_threshold, locate_gold, write_pairs
 
     started = time.perf_counter()
@@ -100,9 +106,11 @@ def mine(
     inputs = [src, tgt, *(vectors or ()), *([dev] if dev else [])]
     _check(inputs, threshold, dev, vectors)
     check_target(output, inputs)
+    check_list(skip_bad, inputs, output)
     with ExitStack() as stack:
+        skipped = open_list(skip_bad, stack)
         folder = stack.enter_context(_working_folder(output, resume))
-        job = _Job((src, tgt), vectors, folder, ids or None, resume, device)
+        job = _Job((src, tgt), vectors, folder, ids or None, resume, device, skipped)
         stack.callback(job.close)
         given = job.open_vectors() if job.is_given else None
         gold = set[tuple[int, int]]()
@@ -138,16 +146,20 @@ class _Job:
         ids: bool | None,
         resume: bool,
         device: str,
+        skipped: SkippedLines | None,
     ) -> None:
         from calque.tools.sentence_store import SentenceStore
 
         self.files, self.vectors, self.folder = files, vectors, folder
+        self.skipped = skipped
         self.resume, self.device, self.n_long = resume, device, 0
         self.is_bare = files[0].endswith(NPY)
         self.is_given = vectors is not None or self.is_bare
         self.stores: list[SentenceStore] = []
         for name, file in zip(("src", "tgt"), () if self.is_bare else files, strict=False):
-            self.stores.append(SentenceStore(file, folder / f"{name}.txt", ids=ids))
+            skip_bad = None if skipped is None else partial(_list_bad, skipped, file)
+            store = SentenceStore(file, folder / f"{name}.txt", ids=ids, skip_bad=skip_bad)
+            self.stores.append(store)
             if not len(self.stores[-1]):
                 raise InputError("holds no sentence", file=file, fix="give another file")
 
@@ -194,6 +206,10 @@ class _Job:
         """Let go of the files."""
         for store in self.stores:
             store.close()
+
+
+def _list_bad(skipped: SkippedLines, file: str, number: int, reason: str, text: str) -> None:
+    skipped(number, f"{file}: {reason}", text)
 
 
 def _search(sides: tuple[Side, Side], settings: Any) -> MinedPairs:
@@ -259,6 +275,7 @@ def _describe(
     unusual = [
         (sum(store.n_duplicates for store in stores), "repeated lines left out"),
         (sum(store.n_empty for store in stores), "empty lines left out"),
+        (0 if job.skipped is None else job.skipped.n_lines, "of them undecodable"),
         (n_rows - sum(n_sentences), "vectors of zeros left out"),
         (job.n_long, "long lines read in windows"),
         (n_tabs, "sentences with a tab, written as a space"),

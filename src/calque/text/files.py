@@ -15,7 +15,7 @@ import secrets
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -87,6 +87,11 @@ def refuse(bad: BadLine, path: PathLike, number: int, skip_bad: SkipBad | None) 
 def shown(path: PathLike) -> str:
     """Give the name a path has in messages."""
     return "standard input" if os.fspath(path) == "-" else os.fspath(path)
+
+
+def open_list(path: Path | None, stack: ExitStack) -> SkippedLines | None:
+    """Open a list of bad lines, if one is wanted; it is there when the stack ends well."""
+    return None if path is None else SkippedLines(stack.enter_context(write_atomically(path)))
 
 
 def check_target(path: Path, inputs: Iterable[str]) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import islice
 
-from calque.text.files import PathLike, read_lines, shown
+from calque.text.files import PathLike, read_lines, scan_lines, shown
 from calque.types import InputError
 
 BUCC_LINE = re.compile(r"[a-z]{2,3}-[0-9]{9}\t")
@@ -14,7 +13,8 @@ BUCC_LINE = re.compile(r"[a-z]{2,3}-[0-9]{9}\t")
 
 def has_ids(path: PathLike) -> bool:
     """Tell whether a file names its sentences as BUCC does, `en-000000001 ⇥ sentence`."""
-    return any(BUCC_LINE.match(line) for line in islice(read_lines(path), 1))
+    first = next(scan_lines(path), "")
+    return isinstance(first, str) and BUCC_LINE.match(first) is not None
 
 
 def split_id(line: str, path: PathLike, number: int) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calque.text.files import PathLike, read_lines
+from calque.text.files import BadLine, PathLike, SkipBad, refuse, scan_lines
 from calque.text.identified import has_ids, split_id
 
 if TYPE_CHECKING:
@@ -25,9 +25,19 @@ class SentenceStore:
     same if they are so without the space around them.
     """
 
-    def __init__(self, file: PathLike, spool: Path, *, ids: bool | None = None) -> None:
-        """Read the file into `spool`; `ids` says that lines are `id ⇥ sentence`, None to look."""
-        self.file, self.spool = file, spool
+    def __init__(
+        self,
+        file: PathLike,
+        spool: Path,
+        *,
+        ids: bool | None = None,
+        skip_bad: SkipBad | None = None,
+    ) -> None:
+        """Read the file into `spool`; `ids` says that lines are `id ⇥ sentence`, None to look.
+
+        A line that cannot be decoded is an error, or goes to `skip_bad` and is blank.
+        """
+        self.file, self.spool, self.skip_bad = file, spool, skip_bad
         self.ids = has_ids(file) if ids is None else ids
         offsets, hashes, is_blank, self.digest = self._copy()
         self.n_lines, self.n_empty = len(hashes), int(is_blank.sum())
@@ -81,6 +91,12 @@ class SentenceStore:
                     found[key] = row
         return found
 
+    def _read(self, line: str | BadLine, number: int) -> tuple[str, str]:
+        if not isinstance(line, str):
+            refuse(line, self.file, number, self.skip_bad)
+            return "", ""
+        return split_id(line, self.file, number) if self.ids else ("", line.strip())
+
     def _split(self, line: str) -> tuple[str, str]:
         if not self.ids:
             return "", line
@@ -94,10 +110,8 @@ class SentenceStore:
         offsets, hashes, blank = array("q", [0]), array("q"), bytearray()
         digest, place = hashlib.blake2b(digest_size=16), 0
         with open(self.spool, "wb") as stream:
-            for number, line in enumerate(read_lines(self.file), start=1):
-                name, sentence = (
-                    split_id(line, self.file, number) if self.ids else ("", line.strip())
-                )
+            for number, line in enumerate(scan_lines(self.file), start=1):
+                name, sentence = self._read(line, number)
                 content = (f"{name}\t{sentence}\n" if self.ids else f"{sentence}\n").encode()
                 stream.write(content)
                 digest.update(content)
