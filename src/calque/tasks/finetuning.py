@@ -177,18 +177,15 @@ def _choose_shape(
 
 
 def _can_replay(model: HeadModel, settings: TaskSettings, shape: BatchShape | None) -> bool:
-    """Tell whether an update never waits for the device, which a recorded one could not do.
+    """Tell whether an update is of a kind that was seen to record well.
 
-    Attention over long rows does in single precision or with dropout: the fast kernel has neither.
+    A recording bears no waiting for the device, as attention over long rows does that has dropout
+    or single precision. With the flash kernel, and in layers that cannot be fused, it was not
+    tried on a GPU yet.
     """
     if shape is None or not settings.graphs or not model.replays:
         return False
-    if shape.row <= LONGEST_ROW:
-        return True
-    config = model.encoder.model.config
-    names = "attention_probs_dropout_prob", "attention_dropout"
-    rates = [settings.body_dropout, *(getattr(config, name, None) for name in names)]
-    return settings.precision == "bf16" and (model.freezes or not any(rates))
+    return shape.row <= LONGEST_ROW and model.encoder.can_fuse
 
 
 def _mean_loss(losses: list[Tensor], epoch: int) -> float:
