@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from calque.cli import run
+from calque.cli.clean import clean
+from calque.text.cleaning import CleaningRules
 
 PAIRS = [
     ("Good morning!", "Guten Morgen!"),
@@ -82,6 +85,8 @@ def test_bad_lines_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "0 outputs (give -o FILE, or -o twice: a file a side)"),
         (["-o", "en-de.tsv"], "en-de.tsv: both read and written"),
         (["-o", "a", "-o", "a"], "both sides are the same file"),
+        (["-o", "a", "--report", "a"], "-o, --report and --skip-bad (name different files)"),
+        (["-o", "a", "--report", "b", "--skip-bad", "./b"], "(name different files)"),
         (["-o", "a", "--set", "max_rato=2"], "--set max_rato: no such rule; did you mean max_rat"),
         (["-o", "a", "--set", "max_ratio"], "--set max_ratio: not of the form key=value"),
         (["-o", "a", "--set", "max_ratio=x"], "--set max_ratio: Input should be a valid number"),
@@ -96,3 +101,12 @@ def test_bad_options_leave_nothing(
     error = capsys.readouterr().err
     assert problem in error and error.count("\n") == 1
     assert [path.name for path in Path().iterdir()] == ["en-de.tsv"]
+
+
+def test_the_help_tells_the_defaults() -> None:
+    told = " ".join((clean.__doc__ or "").split())
+    for field in fields(CleaningRules):
+        if isinstance(field.default, bool):
+            assert field.name in told
+        else:
+            assert f"{field.name} {str(field.default).lower()}" in told

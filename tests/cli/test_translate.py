@@ -88,16 +88,6 @@ def test_what_goes_nowhere_is_scored(command: list[str], capfd: pytest.CaptureFi
     assert "BLEU 100.00" in capfd.readouterr().err
 
 
-def test_a_missing_scorer_is_told_before_the_work(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
-    assert run([*command, "--score", "text.de"]) == 2
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "pip install 'calque[eval]'" in err
-
-
 def test_n_best_lists(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "--nbest", "2"]) == 0
     rows = [line.split(" ||| ") for line in capfd.readouterr().out.splitlines()]

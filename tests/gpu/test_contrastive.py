@@ -125,10 +125,11 @@ def test_autocast_is_finite_and_close_to_single_precision(
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # by inductor
+@pytest.mark.parametrize("precision", ["single", "half"])
 def test_a_compiled_step_is_one_graph_with_the_same_loss(
-    encoder: Encoder, objective: Objective
+    encoder: Encoder, objective: Objective, precision: str
 ) -> None:
-    """Halves differ by rounding: what both are held to is the gradient in single precision."""
+    """Halves differ by rounding: their gradients are held to the one in single precision."""
     torch._dynamo.reset()
     there, plain = move(encoder, objective)
     there.fuses = True
@@ -137,12 +138,14 @@ def test_a_compiled_step_is_one_graph_with_the_same_loss(
     objective.start(encoder, ["en-de"])
     for number, batch in enumerate(make_batches(objective)):
         with (
-            torch.autocast(DEVICE, torch.bfloat16),
+            torch.autocast(DEVICE, torch.bfloat16, enabled=precision == "half"),
             torch._dynamo.config.patch(error_on_recompile=number > 0),
         ):
-            expected, fused = follow(plain, there, batch.to(DEVICE))
-            found, half = follow(fast, there, batch.to(DEVICE))
-        single, gradient = follow(objective, encoder, batch)
-        assert [found, expected] == pytest.approx([single, single], rel=5e-3)
-        assert relative_error(fused, gradient) < 0.1
-        assert relative_error(half, gradient) < 0.1
+            expected, gradient = follow(plain, there, batch.to(DEVICE))
+            found, compiled = follow(fast, there, batch.to(DEVICE))
+        assert found == pytest.approx(expected, rel=5e-3)
+        _, single = follow(objective, encoder, batch)
+        if precision == "single":
+            assert relative_error(compiled, gradient.cpu()) < 2e-2
+        assert relative_error(gradient, single) < 0.1
+        assert relative_error(compiled, single) < 0.1

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calque.text.bitext import Format, read_bitext
-from calque.text.files import SkippedLines, check_list, scan_lines, shown, write_atomically
+from calque.text.files import (
+    SkippedLines,
+    check_list,
+    open_list,
+    scan_lines,
+    shown,
+    write_atomically,
+)
 from calque.text.links import GoldLinks, read_gold
 from calque.tools.link_writer import (
     LinkLayout,
@@ -121,7 +128,7 @@ class AlignJob:
         if self.can_reread:
             # At the end, so that nothing half-written is left if this takes hours and is killed.
             return chain(self.read_again(), self._list_bad_lines(self.skip_bad))
-        return self.read(SkippedLines(stack.enter_context(write_atomically(self.skip_bad))))
+        return self.read(open_list(self.skip_bad, stack))
 
     def open_sink(self, settings: Settings, shard: Shard) -> AbstractContextManager[LinkSink]:
         """Open what the links go to: a file, standard output or, with --gold alone, nothing."""

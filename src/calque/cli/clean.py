@@ -64,20 +64,21 @@ def clean(
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
     from calque.text.bitext import write_bitext
     from calque.text.cleaning import CleaningReport, clean_pairs
-    from calque.text.files import SkippedLines, check_target, write_atomically
+    from calque.text.files import check_target, open_list, write_atomically
 
     started, inputs = time.perf_counter(), [file] if file2 is None else [file, file2]
     if len(output) not in (1, 2):
         raise InputError(f"{len(output)} outputs", fix="give -o FILE, or -o twice: a file a side")
-    for path in [*output, *filter(None, (report, skip_bad))]:
+    lists = [path for path in (report, skip_bad) if path is not None]
+    for path in [*output, *lists]:
         check_target(path, inputs)
+    if len({path.resolve() for path in [*set(output), *lists]}) < len(set(output)) + len(lists):
+        raise InputError("-o, --report and --skip-bad", fix="name different files")
     rules, found = read_rules(changes or []), CleaningReport()
     paths: Paths = file if file2 is None else (file, file2)
     pair = _find_languages(languages, paths)
     with ExitStack() as stack:
-        skipped = None
-        if skip_bad is not None:
-            skipped = SkippedLines(stack.enter_context(write_atomically(skip_bad)))
+        skipped = open_list(skip_bad, stack)
         pairs = _read(paths, input_format, skipped)
         write_bitext([str(path) for path in output], clean_pairs(pairs, rules, found, pair))
         if report is not None:

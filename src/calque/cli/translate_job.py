@@ -12,10 +12,10 @@ from calque.tasks.machine_translation import load_metrics
 from calque.text.files import (
     SkippedLines,
     check_list,
+    open_list,
     read_lines,
     refuse,
     scan_lines,
-    write_atomically,
 )
 from calque.tools.link_writer import check_output, open_sink
 from calque.tools.resumable_file import read_settings, working_folder
@@ -108,9 +108,7 @@ class TranslateJob:
 
         kept: list[str] = []
         with ExitStack() as stack:
-            skipped = None
-            if self.skip_bad is not None:
-                skipped = SkippedLines(stack.enter_context(write_atomically(self.skip_bad)))
+            skipped = open_list(self.skip_bad, stack)
             sink: Any = stack.enter_context(
                 open_sink(self.target, self._settings(translator, n_lines), resume=self.resume)
             )
