@@ -92,6 +92,9 @@ class Run:
         freeze(self.module, self.recipe.freeze, free=self.step >= self.recipe.freeze_steps)
         if not any(parameter.requires_grad for parameter in self.module.parameters()):
             raise InputError("every parameter is frozen", fix="freeze less")
+        if self.compiles and self.step == self.recipe.freeze_steps:
+            # PyTorch 2.11 does not notice, and would go on without gradients of what was frozen.
+            torch.compiler.reset()
 
     @property
     def on_cpu(self) -> bool:
