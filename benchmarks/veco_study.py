@@ -6,10 +6,11 @@
 
 First every method pre-trains an encoder for the same steps on the same text, with several seeds,
 from scratch and from calque-mini: `xlm` is MLM + TLM, `mbart` denoising + translation, `veco`
-CA-MLM + TLM. Then Multi30k is learnt from each of them, of the same seed, and from random weights
-(scratch-none) and calque-mini itself (mini-none): the encoder's layers are shared with the decoder
-in all alike, and its cross-attention is VECO's, mBART's, or random. At last come VECO's shallow
-decoders, of its last or first layers, and one with its cross-attention drawn anew.
+CA-MLM + TLM; `plug`, from calque-mini only, is VECO's first stage to the end, in which nothing but
+the cross-attention learns. Then Multi30k is learnt from each of them, of the same seed, and from
+random weights (scratch-none) and calque-mini itself (mini-none): the encoder's layers are shared
+with the decoder in all alike, and its cross-attention is VECO's, mBART's, or random. At last come
+decoders of `plug`: of its last or first layers, and one whose cross-attention is drawn anew.
 
 A run leaves OUT/cells/NAME.json, and one whose file is there is not made again; OUT/study.json is
 all of them, from which OUT/cells is filled again on another machine. Pre-trained models stay in
@@ -47,21 +48,22 @@ from veco_report import (
     METHODS,
     MINI,
     NONE,
+    PLUG,
     SCRATCH,
     STARTS,
     VECO,
     write_report,
 )
 
-# The recipe of a method, and its objectives: as many tokens of text each, as much of it hidden.
-RECIPES = {"xlm": "xlm-tlm", "mbart": "mbart", "veco": "veco"}
+# The recipe of a method, and a recipe's objectives: as many tokens each, as much of it hidden.
+RECIPES = {"xlm": "xlm-tlm", "mbart": "mbart", PLUG: "veco", VECO: "veco"}
 OBJECTIVES = {
-    "xlm": "{kind: masked_lm, probability: 0.25}, {kind: translation_lm, probability: 0.25}",
+    "xlm-tlm": "{kind: masked_lm, probability: 0.25}, {kind: translation_lm, probability: 0.25}",
     "mbart": "{kind: denoising_seq2seq}, {kind: translation, direction: both, smoothing: 0.0}",
     "veco": "{kind: cross_attention_lm, probability: 0.25}, "
     "{kind: translation_lm, probability: 0.25}",
 }
-# The decoders of VECO that are compared, on one direction.
+# The decoders that are compared, on one direction.
 DECODERS = {
     "last": "{{layers: {n}, which: last, tie: all, languages: {languages}}}",
     "first": "{{layers: {n}, which: first, tie: all, languages: {languages}}}",
@@ -180,11 +182,12 @@ def list_cells(options: argparse.Namespace) -> list[Cell]:
     wanted = []
     for seed in range(1, options.seeds + 1):
         methods = [(start, method) for start in STARTS for method in METHODS]
+        methods.remove((SCRATCH, PLUG))  # there is nothing to keep
         for start, method in methods:
             if method != NONE or (start == MINI and seed == 1):  # nothing is drawn in mini itself
                 wanted.append(Cell(start, method, seed))
             wanted += [Cell(start, method, seed, direction) for direction in DIRECTIONS]
-        shallow = [Cell(MINI, VECO, seed, DIRECTIONS[0], name) for name in DECODERS if name != FULL]
+        shallow = [Cell(MINI, PLUG, seed, DIRECTIONS[0], name) for name in DECODERS if name != FULL]
         wanted += [*shallow, Cell(SCRATCH, NONE, seed, DIRECTIONS[0], "last")]
     if options.only:
         prefixes = tuple(options.only.split(","))
@@ -326,7 +329,7 @@ def pretraining_settings(options: argparse.Namespace, cell: Cell) -> list[str]:
     )
     settings = common_settings(options, options.mini if is_mini else None, steps)
     settings += [
-        f"objectives=[{OBJECTIVES.get(cell.method, OBJECTIVES['xlm'])}]",
+        f"objectives=[{OBJECTIVES.get(RECIPES.get(cell.method, ''), OBJECTIVES['xlm-tlm'])}]",
         *(f"objectives.{n}.batch_tokens={options.batch_tokens}" for n in (0, 1)),
         f"seed={cell.seed}",
         "model.dropout=0.0",  # a short run underfits rather than overfits
@@ -338,8 +341,8 @@ def pretraining_settings(options: argparse.Namespace, cell: Cell) -> list[str]:
     if cell.method == "mbart":
         decoder = DECODERS[FULL].format(languages=list_languages(options))
         settings.append(f"model.decoder={decoder}")
-    if cell.method == VECO:
-        stage = max(1, round(FREEZE_SHARE * steps))
+    if cell.method in (PLUG, VECO):
+        stage = max(1, round(FREEZE_SHARE * steps)) if is_mini and cell.method == VECO else "null"
         frozen = [f"freeze_steps={stage}"] if is_mini else ["freeze=[]", "freeze_steps=null"]
         settings += [f"model.cross_attention={'self' if is_mini else 'random'}", *frozen]
     return settings

@@ -123,3 +123,16 @@ def test_a_panel_a_title_and_runs_keep_their_colors() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["XLM", "VECO"]
     with pytest.raises(InputError, match="no curves to draw"):
         plot_curves({"en → de": {}}, across="updates", label="BLEU")
+
+
+@pytest.mark.parametrize(("length", "columns"), [(1, 4), (30, 2), (60, 1)])
+def test_long_names_take_more_lines(length: int, columns: int) -> None:
+    pytest.importorskip("matplotlib")
+    curves = {f"{number}".zfill(length): [(1, 2.0), (3, 4.0)] for number in range(8)}
+    figure = plot_curves({"en → de": curves, "de → en": curves}, across="updates", label="BLEU")
+    (legend,) = figure.legends
+    figure.draw_without_rendering()
+    box = legend.get_window_extent()
+    assert len({text.get_window_extent().x0 for text in legend.get_texts()}) == columns
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1

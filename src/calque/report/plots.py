@@ -61,12 +61,7 @@ def plot_layers(scores: Sequence[Score], metric: str, *, label: str | None = Non
         panel.set_visible(False)
     figure.supxlabel("layer")
     figure.supylabel(label or metric)
-    figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside upper center",
-        ncols=min(len(names), 1 + n_columns),
-        frameon=False,
-    )
+    _add_legend(figure, *panels[0].get_legend_handles_labels(), most=1 + n_columns)
     return figure
 
 
@@ -95,9 +90,7 @@ def plot_transfer(
         panel.set_title(title, fontsize="medium")
     figure.supxlabel("step")
     figure.supylabel(label)
-    handles = panels[0].get_legend_handles_labels()
-    columns = min(len(names), LEGEND_COLUMNS)
-    figure.legend(*handles, loc="outside upper center", ncols=columns, frameon=False)
+    _add_legend(figure, *panels[0].get_legend_handles_labels())
     return figure
 
 
@@ -126,10 +119,22 @@ def plot_curves(
         handles |= dict(zip(names, lines, strict=True))
     figure.supxlabel(across)
     figure.supylabel(label)
-    shown = [handles[run] for run in runs]
-    columns = min(len(runs), LEGEND_COLUMNS)
-    figure.legend(shown, runs, loc="outside upper center", ncols=columns, frameon=False)
+    _add_legend(figure, [handles[run] for run in runs], runs)
     return figure
+
+
+def _add_legend(
+    figure: Figure, lines: Sequence[Any], names: Sequence[str], *, most: int = LEGEND_COLUMNS
+) -> None:
+    """Name the lines above the panels, in as many columns as there is room for."""
+    for columns in range(min(len(names), most), 0, -1):
+        legend = figure.legend(
+            lines, names, loc="outside upper center", ncols=columns, frameon=False
+        )
+        box = legend.get_tightbbox()
+        if columns == 1 or box is None or box.width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def save_plot(figure: Figure, path: Path) -> None:
