@@ -90,7 +90,9 @@ def build_seq2seq(
     grown = add_language_tokens(tokenizer, languages)
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(seed)
-        encoder, decoder = _make_halves(weights.config, len(grown), len(chosen))
+        # Many encoders have more embeddings than their tokenizer has entries: they are kept.
+        n_rows = max(len(grown), weights.n_tokens)
+        encoder, decoder = _make_halves(weights.config, n_rows, len(chosen))
     if weights.encoder:
         _fill(encoder, weights.encoder)
         _fill(decoder, pick_layers(weights.decoder, chosen))
