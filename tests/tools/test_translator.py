@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.toy_tokenizers import KINDS, make_tokenizer
 
 from calque.models.encoder import Encoder
 from calque.models.seq2seq import Seq2Seq
@@ -103,6 +106,22 @@ def test_a_sentence_longer_than_the_model_is_cut_between_words(
     found, report = translator.translate_block([endless])
     assert found[0][0].text
     assert report.n_cut == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("longest", [7, 8, 9])
+def test_no_character_is_cut_in_two(kind: str, longest: int, demo_rows: Any) -> None:
+    """A vocabulary of bytes has three tokens for a Chinese character that it does not know."""
+    tokenizer = make_tokenizer(kind, [english for _, english, _ in demo_rows] + ["请坐下休"], 300)
+    text = "请坐下休息一下再走好不好" * 4 + " and then " + "我们的客人几分钟后就到" * 2
+    segments = cut_segments(tokenizer, [text], longest, "zh")
+    assert segments.n_cut == 1
+    assert segments.lengths.max() <= longest
+    whole = tokenizer.encode(text, add_special_tokens=False)
+    assert np.concatenate(segments.ids).tolist() == whole
+    decoded = [tokenizer.decode(ids) for ids in segments.ids]
+    assert "\ufffd" not in "".join(decoded)
+    assert "".join("".join(decoded).split()) == "".join(tokenizer.decode(whole).split())
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 9))
@@ -199,6 +218,22 @@ def test_parts_without_spaces_between_them() -> None:
     parts = [[Candidate("はい。")], [Candidate("")], [Candidate("いいえ。")]]
     assert join_parts(parts, "", 1) == [Candidate("はい。いいえ。")]
     assert join_parts([], " ", 2) == [Candidate("", 0.0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("target", "gap"),
+    [("zho", ""), ("ja", ""), ("zh_Hant", ""), ("th", " "), ("tha", " "), ("my", " "), ("de", " ")],
+)
+def test_sentences_are_joined_as_the_language_does(
+    translator: Translator, target: str, gap: str
+) -> None:
+    """Thai has no spaces between words, but between sentences."""
+    segments = cut_segments(translator.model.tokenizer, ["A. B."], 99, "en")
+    twice = replace(segments, ids=segments.ids * 2, owners=np.array([0, 0]))
+    writer = copy.copy(translator)
+    writer.target = target
+    parts = [[Candidate("x.")], [Candidate("y.")]]
+    assert writer._join(twice, parts) == [[Candidate(f"x.{gap}y.")]]
 
 
 def test_an_unfinished_translation_is_counted(
