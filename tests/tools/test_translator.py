@@ -185,6 +185,28 @@ def test_a_translation_without_end_is_as_long_as_its_own_source_allows(
         assert written.shape[1] == 1 + 2 * encoded.shape[1] + 20  # it has no end
 
 
+def test_anyone_s_decoder_may_be_shorter_than_its_encoder(
+    tiny_encoder: Encoder, taught_pairs: Pairs, tmp_path: Path
+) -> None:
+    from transformers import AutoModel, AutoModelForCausalLM, EncoderDecoderModel
+
+    short = copy.deepcopy(tiny_encoder.config)
+    short.is_decoder = short.add_cross_attention = True
+    short.max_position_embeddings = 22
+    halves = AutoModel.from_config(tiny_encoder.config), AutoModelForCausalLM.from_config(short)
+    made = EncoderDecoderModel(encoder=halves[0], decoder=halves[1])
+    marks = {"decoder_start_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+    made.generation_config.update(**marks)
+    made.save_pretrained(tmp_path)
+    tiny_encoder.tokenizer.save_pretrained(tmp_path)
+    model = Seq2Seq.load(tmp_path)
+    assert model.max_tokens == 20
+    lines = [src for src, _ in taught_pairs] + [" ".join(src for src, _ in taught_pairs)]
+    found, report = Translator(model, Search(beams=2)).translate_block(lines)
+    assert len(found) == len(lines)
+    assert report.n_segments > report.n_lines == len(lines)
+
+
 def test_n_best_lists_begin_with_the_best(model: Seq2Seq, taught_pairs: Pairs) -> None:
     line = taught_pairs[0][0]
     alone = best(Translator(model, target="de"), [line])

@@ -20,7 +20,14 @@ from torch import nn
 from calque.models.encoder import Encoder, working_dtype
 from calque.models.families import family_of, run_fused_cross_layer
 from calque.models.language_tokens import choose_language, find_first_token, language_token_id
-from calque.models.loading import build_model, find_folder, quiet, refuse_pickle, save_checkpoint
+from calque.models.loading import (
+    build_model,
+    count_positions,
+    find_folder,
+    quiet,
+    refuse_pickle,
+    save_checkpoint,
+)
 from calque.models.pair_attention import plan_causal, plan_cross
 from calque.text.tokenization import load_tokenizer
 from calque.types import InputError, first_line
@@ -109,6 +116,11 @@ class Seq2Seq(Encoder):
     def configs(self) -> list[Any]:
         """Give the descriptions of both halves."""
         return [self.model.config.encoder, self.model.config.decoder]
+
+    @property
+    def max_tokens(self) -> int:
+        """Give the longest sequence that both halves allow, special tokens included."""
+        return min(map(count_positions, self.configs))
 
     @property
     def targets(self) -> dict[str, int]:
