@@ -193,10 +193,9 @@ class Seq2Seq(Encoder):
         return replace(base, body="encoder", head=lambda model: base.head(model.decoder))
 
 
-def load_halves(folder: Path, dtype: torch.dtype) -> Any:
-    """Load an EncoderDecoderModel; a bad folder is a one-line error."""
-    from safetensors import SafetensorError
-    from transformers import AutoConfig, EncoderDecoderModel
+def load_description(folder: Path) -> Any:
+    """Read the description of an EncoderDecoderModel; a bad folder is a one-line error."""
+    from transformers import AutoConfig
 
     fix = "give a folder that `calque train` made with a recipe that has a decoder"
     if not (folder / "config.json").exists():
@@ -207,6 +206,15 @@ def load_halves(folder: Path, dtype: torch.dtype) -> Any:
         raise InputError(f"not a model: {first_line(error)}", file=folder, fix=fix) from error
     if config.model_type != KIND:
         raise InputError(f"{config.model_type} is no encoder–decoder", file=folder, fix=fix)
+    return config
+
+
+def load_halves(folder: Path, dtype: torch.dtype) -> Any:
+    """Load an EncoderDecoderModel; a bad folder is a one-line error."""
+    from safetensors import SafetensorError
+    from transformers import EncoderDecoderModel
+
+    load_description(folder)
     refuse_pickle(folder)
     try:
         with quiet():
