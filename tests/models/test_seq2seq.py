@@ -143,6 +143,33 @@ def test_layers_come_from_where_they_are_asked_for(
     assert torch.equal(mine[0], head[0])
 
 
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+@pytest.mark.parametrize("n_spare", [1, 40])
+def test_embeddings_beyond_the_tokenizer_are_kept(
+    kind: str, n_spare: int, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Published encoders often have embeddings to a round number, more than tokens."""
+    from transformers import AutoModelForMaskedLM, EncoderDecoderModel
+
+    n_rows = len(tiny_tokenizer) + n_spare
+    encoder = Encoder(build_model(make_config(kind, n_rows)), tiny_tokenizer).eval()
+    encoder.save(tmp_path / "start")
+    plan = DecoderPlan(tie="all", languages=("de", "en"))
+    model = build_seq2seq(plan, read_weights(tmp_path / "start", plan), tiny_tokenizer).eval()
+    table, head = model.output_layer()[0], encoder.output_layer()[0]
+    assert len(table) == max(n_rows, len(tiny_tokenizer) + 2)
+    assert torch.equal(table[:n_rows], head)
+    src = pack(Ragged.of(SRC), pad_id=1)
+    assert torch.equal(model(src)[0], encoder(src)[0])
+    model.publish(tmp_path / "made", dtype=torch.float32, state=model.model.state_dict())
+    loaded = EncoderDecoderModel.from_pretrained(tmp_path / "made").eval()
+    assert torch.equal(predict(loaded), predict(model.model))
+    alone = AutoModelForMaskedLM.from_pretrained(tmp_path / "made" / "encoder").eval()
+    ids = torch.tensor([SRC[0]])
+    before = AutoModelForMaskedLM.from_pretrained(tmp_path / "start").eval()(ids).logits
+    torch.testing.assert_close(alone(ids).logits[..., :n_rows], before)
+
+
 def test_the_seed_decides_what_no_folder_gives(tiny_folder: Path, tiny_encoder: Encoder) -> None:
     plan = DecoderPlan()
     made = [

@@ -62,6 +62,30 @@ def test_a_perfect_translation_has_100_and_chinese_is_split_by_character() -> No
     assert "tok:zh" in found.bleu_signature
 
 
+@pytest.mark.parametrize(
+    ("language", "alike"),
+    [("zho", "zh"), ("cmn", "zh"), ("yue", "zh"), ("jpn", "ja"), ("kor", "ko"), ("tha", "th")],
+)
+def test_languages_have_two_names(language: str, alike: str) -> None:
+    texts, references = ["我们的客人几分钟后到。"], ["我们的客人都到了。"]
+    found = score_translations(texts, references, language)
+    assert found == score_translations(texts, references, alike)
+    assert "tok:13a" not in found.bleu_signature
+
+
+@pytest.mark.parametrize("language", ["th", "lo", "km", "my", "bo"])
+def test_scripts_without_spaces_are_split_by_character(language: str) -> None:
+    """As spaced words, these two would have nothing in common."""
+    import sacrebleu
+
+    texts, references = ["แขกของเราจะมาถึงเร็วๆนี้"], ["แขกของเราจะมาถึงในไม่ช้า"]
+    found = score_translations(texts, references, language)
+    wanted = sacrebleu.corpus_bleu(texts, [references], tokenize="char")
+    assert found.bleu == pytest.approx(wanted.score)
+    assert found.bleu > 50
+    assert "|tok:char|" in found.bleu_signature
+
+
 def test_test_sets_are_pairs_of_files(tmp_path: Path) -> None:
     (tmp_path / "test.en").write_text("One.\nTwo.\n")
     with lzma.open(tmp_path / "test.de.xz", "wt") as stream:

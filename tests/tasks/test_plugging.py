@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from calque import cli
 from calque.models.encoder import Encoder
 from calque.models.heads import NO_LABEL
 from calque.models.veco import Veco
@@ -248,6 +249,40 @@ def test_a_grid_plugs_in_what_a_folder_holds(veco: Veco, tiny_folder: Path, tmp_
     assert out[0].config != cells[0].config
     (folder / "veco" / "model.safetensors").write_bytes(b"other")
     assert entrants[0].hash() != cells[0].config.split("-")[2]
+
+
+def test_the_command_warns_of_missing_translations(
+    veco: Veco, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Once a model and task: another seed says the same."""
+    veco.publish(tmp_path / "model", dtype=torch.float32, state=veco.model.state_dict())
+    folder = tmp_path / "data" / "xnli"
+    (folder / "translate-train").mkdir(parents=True)
+    lines = {
+        name: (XNLI / f"dev-{name}.tsv").read_text("utf-8").splitlines() for name in ("en", "de")
+    }
+    five = [
+        "\t".join([*en.split("\t")[:2], de])
+        for en, de in zip(lines["en"], lines["de"], strict=True)
+    ]
+    for name, rows in (
+        ("train-en.tsv", lines["en"][:20]),
+        ("translate-train/en-de-translated.tsv", five[:15]),
+        ("test-en.tsv", lines["en"][60:64]),
+        ("test-de.tsv", lines["de"][60:66]),
+    ):
+        (folder / name).write_text("\n".join(rows), encoding="utf-8")
+    command = ["evaluate", f"veco={tmp_path / 'model'}", "--data", str(tmp_path / "data")]
+    command += ["--tasks", "xnli", "--setting", "translate-train-all", "--device", "cpu"]
+    command += ["--seeds", "2", "--jobs", "0", "--set", "epochs=1", "--set", "max_length=64"]
+    assert cli.run([*command, "--set", "plug=in", "-o", str(tmp_path / "in")]) == 0
+    found = capfd.readouterr().err
+    assert [line for line in found.splitlines() if "warning" in line] == [
+        "warning: veco, xnli: no translation of 5 examples to learn from, 4 of 4 tests of en, "
+        "6 of 6 tests of de: read alone, as with plug=out"
+    ]
+    assert cli.run([*command, "--set", "plug=out", "-o", str(tmp_path / "out")]) == 0
+    assert "warning" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("plug", "is_learnt"), [("in", True), ("out", False)])

@@ -20,6 +20,7 @@ from calque.text.sentences import split_sentences
             ["Am 3. Oktober kam Ludwig XIV. nach Bonn.", "Er war 1990 da.", "Das gilt z.B. hier."],
         ),
         ("de", ["„Komm!“ sagte er.", "1990 war gut.", "Im Jahr 1991.", "Danach nicht."]),
+        ("de", ["Er kam z. B. gestern.", "Das war u. U. 44 v. Chr. so.", "Ja."]),
         ("de_AT", ["Am 3. Oktober.", "Ja."]),
         ("deu", ["Am 3. Oktober.", "Ja."]),
         ("en", ["It was 5.", "Then 6."]),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.toy_tokenizers import KINDS, make_tokenizer
 
 from calque.models.encoder import Encoder
 from calque.models.seq2seq import Seq2Seq
@@ -105,6 +108,22 @@ def test_a_sentence_longer_than_the_model_is_cut_between_words(
     assert report.n_cut == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("longest", [7, 8, 9])
+def test_no_character_is_cut_in_two(kind: str, longest: int, demo_rows: Any) -> None:
+    """A vocabulary of bytes has three tokens for a Chinese character that it does not know."""
+    tokenizer = make_tokenizer(kind, [english for _, english, _ in demo_rows] + ["请坐下休"], 300)
+    text = "请坐下休息一下再走好不好" * 4 + " and then " + "我们的客人几分钟后就到" * 2
+    segments = cut_segments(tokenizer, [text], longest, "zh")
+    assert segments.n_cut == 1
+    assert segments.lengths.max() <= longest
+    whole = tokenizer.encode(text, add_special_tokens=False)
+    assert np.concatenate(segments.ids).tolist() == whole
+    decoded = [tokenizer.decode(ids) for ids in segments.ids]
+    assert "\ufffd" not in "".join(decoded)
+    assert "".join("".join(decoded).split()) == "".join(tokenizer.decode(whole).split())
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 9))
 def test_windows_cover_all_tokens(flags: list[bool], longest: int) -> None:
     ids = np.arange(len(flags))
@@ -166,6 +185,28 @@ def test_a_translation_without_end_is_as_long_as_its_own_source_allows(
         assert written.shape[1] == 1 + 2 * encoded.shape[1] + 20  # it has no end
 
 
+def test_anyone_s_decoder_may_be_shorter_than_its_encoder(
+    tiny_encoder: Encoder, taught_pairs: Pairs, tmp_path: Path
+) -> None:
+    from transformers import AutoModel, AutoModelForCausalLM, EncoderDecoderModel
+
+    short = copy.deepcopy(tiny_encoder.config)
+    short.is_decoder = short.add_cross_attention = True
+    short.max_position_embeddings = 22
+    halves = AutoModel.from_config(tiny_encoder.config), AutoModelForCausalLM.from_config(short)
+    made = EncoderDecoderModel(encoder=halves[0], decoder=halves[1])
+    marks = {"decoder_start_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+    made.generation_config.update(**marks)
+    made.save_pretrained(tmp_path)
+    tiny_encoder.tokenizer.save_pretrained(tmp_path)
+    model = Seq2Seq.load(tmp_path)
+    assert model.max_tokens == 20
+    lines = [src for src, _ in taught_pairs] + [" ".join(src for src, _ in taught_pairs)]
+    found, report = Translator(model, Search(beams=2)).translate_block(lines)
+    assert len(found) == len(lines)
+    assert report.n_segments > report.n_lines == len(lines)
+
+
 def test_n_best_lists_begin_with_the_best(model: Seq2Seq, taught_pairs: Pairs) -> None:
     line = taught_pairs[0][0]
     alone = best(Translator(model, target="de"), [line])
@@ -199,6 +240,22 @@ def test_parts_without_spaces_between_them() -> None:
     parts = [[Candidate("はい。")], [Candidate("")], [Candidate("いいえ。")]]
     assert join_parts(parts, "", 1) == [Candidate("はい。いいえ。")]
     assert join_parts([], " ", 2) == [Candidate("", 0.0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("target", "gap"),
+    [("zho", ""), ("ja", ""), ("zh_Hant", ""), ("th", " "), ("tha", " "), ("my", " "), ("de", " ")],
+)
+def test_sentences_are_joined_as_the_language_does(
+    translator: Translator, target: str, gap: str
+) -> None:
+    """Thai has no spaces between words, but between sentences."""
+    segments = cut_segments(translator.model.tokenizer, ["A. B."], 99, "en")
+    twice = replace(segments, ids=segments.ids * 2, owners=np.array([0, 0]))
+    writer = copy.copy(translator)
+    writer.target = target
+    parts = [[Candidate("x.")], [Candidate("y.")]]
+    assert writer._join(twice, parts) == [[Candidate(f"x.{gap}y.")]]
 
 
 def test_an_unfinished_translation_is_counted(

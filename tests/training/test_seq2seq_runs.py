@@ -16,6 +16,7 @@ from calque.models.encoder import Encoder
 from calque.models.seq2seq import Seq2Seq
 from calque.training.loop import Interrupted, Trainer, train
 from calque.training.recipe import Recipe
+from calque.training.setup import prepare_text
 from calque.training.telemetry import read_metrics
 from calque.types import InputError
 
@@ -206,3 +207,36 @@ def test_keys_that_exclude_each_other(tiny_recipe: MakeRecipe) -> None:
         tiny_recipe("model.decoder={tie: all}", "engine.distributed=fsdp")
     with pytest.raises(InputError, match=r"model.decoder.layer: unknown key"):
         tiny_recipe("model.decoder={layer: 2}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["model.decoder={layers: 5}"], "decoder.layers=5, but there are 2"),
+        (["model.decoder={}", "model.architecture=modernbert"], "modernbert model has no cross-"),
+        (["model.decoder={layers: 5}", "model.start={start}"], "decoder.layers=5, but there are 4"),
+        (["model.decoder={}", "model.start={start}", "data.max_length=129"], "the model's 128"),
+        (
+            ["model.decoder={layers: 3}", "model.start={writer}"],
+            "decoder.layers=3, but there are 2",
+        ),
+        (["model.decoder={}", "model.start={writer}", "data.max_length=65"], "the model's 64"),
+    ],
+)
+def test_mistakes_are_said_before_text_is_prepared(
+    changes: list[str],
+    message: str,
+    tiny_recipe: MakeRecipe,
+    tiny_folder: Path,
+    translator_folder: Path,
+    tmp_path: Path,
+) -> None:
+    """Preparing much text takes hours, after which a recipe must not turn out to be wrong."""
+    (tmp_path / "en-de.tsv").write_text("One.\tEins.\n", encoding="utf-8")
+    places = {"{start}": str(tiny_folder), "{writer}": str(translator_folder)}
+    for name, place in places.items():
+        changes = [change.replace(name, place) for change in changes]
+    recipe = tiny_recipe(*changes, "data.sources=[{path: en-de.tsv, kind: bitext}]")
+    with pytest.raises(InputError, match=message):
+        prepare_text(recipe, tmp_path, tmp_path / "text", say=lambda line: None, n_workers=1)
+    assert not (tmp_path / "text").exists()

@@ -148,7 +148,8 @@ def test_a_run_goes_on_from_a_full_model(
 ) -> None:
     start = (f"model.start={run / 'model'}", "model.cross_attention=start", "schedule.steps=1")
     # Nothing is learnt at a rate of 0 to begin with.
-    recipe = tiny_recipe(*CHANGES, *start, "schedule.warmup=1", "optimizer.learning_rate=1e-12")
+    slow = ("schedule.warmup=1", "optimizer.learning_rate=1e-12", "freeze_steps=null")
+    recipe = tiny_recipe(*CHANGES, *start, *slow)
     found = weights_of(train(recipe, tiny_text, tmp_path) / "veco")
     for name, value in weights_of(run / "model" / "veco").items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
@@ -237,6 +238,7 @@ def test_bitext_has_no_neighbors(
         ("model.cross_attention=null", "model.cross_attention is missing"),
         ("model.cross_attention=start", "there is no model to start from"),
         ("freeze=[]", "freeze_steps=4, but nothing is frozen"),
+        ("schedule.steps=4", r"freeze_steps=4 leaves none of schedule.steps=4 .* lower it, or set"),
         ("objectives=[{kind: masked_lm}]", "is trained by no objective"),
     ],
 )

@@ -29,6 +29,7 @@ class GridProgress:
         self.pending = {cell.key: cell for cell in cells}
         self.running: dict[object, tuple[Cell, float]] = {}
         self.n_all, self.n_failed, self.n_jobs = len(cells), 0, 1
+        self._told: set[str] = set()
 
     @property
     def n_done(self) -> int:
@@ -47,6 +48,10 @@ class GridProgress:
             else:
                 self.n_failed += 1
             self.show(self._describe(event))
+            warning = tell_missing(event.rows)
+            if warning is not None and warning not in self._told:  # another seed has said the same
+                self._told.add(warning)
+                self.show(f"warning: {warning}")
 
     def tell_rest(self) -> str:
         """Say how much time is left, if anything is known of it."""
@@ -69,6 +74,22 @@ class GridProgress:
         rest = self.tell_rest()
         took = show_duration(event.result.seconds)
         return f"{head}: {what}, {took}" + (f"; {rest}" if rest else "")
+
+
+def tell_missing(rows: Sequence[Row]) -> str | None:
+    """Say how much of a cell had no translation to plug in, if any."""
+    counts: list[dict[str, int]] = [row.get("counts") or {} for row in rows]
+    parts = [
+        f"{n_missing:,} of {row['n_items']:,} tests of {row['language']}"
+        for row, count in zip(rows, counts, strict=True)
+        if (n_missing := count.get("without_translation", 0))
+    ]
+    if n_learnt := max((count.get("learnt_without_translation", 0) for count in counts), default=0):
+        parts.insert(0, f"{n_learnt:,} examples to learn from")
+    if not parts:
+        return None
+    cell = f"{rows[0]['model']}, {rows[0]['task']}"
+    return f"{cell}: no translation of {', '.join(parts)}: read alone, as with plug=out"
 
 
 @contextmanager

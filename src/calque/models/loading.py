@@ -45,7 +45,7 @@ def load_checkpoint(
     it must be there.
     """
     folder = find_folder(EMBEDDED if name is None else name)
-    config = _load_config(folder)
+    config = load_config(folder)
     _set_plug(folder, config, plugged=plugged)
     family = family_of(config.model_type, folder)
     model = _load_weights(folder, config, family, dtype)
@@ -82,7 +82,7 @@ def count_positions(config: Any) -> int:
 
 def read_window(name: str | Path) -> int:
     """Give the longest sequence that a model reads, without loading it."""
-    return count_positions(_load_config(find_folder(name)))
+    return count_positions(load_config(find_folder(name)))
 
 
 def build_model(config: Any) -> PreTrainedModel:
@@ -166,7 +166,8 @@ def _fetch(name: str) -> Path:
         raise InputError(problem, file=name, fix=fix) from error
 
 
-def _load_config(folder: Path) -> Any:
+def load_config(folder: Path) -> Any:
+    """Read the description of an encoder; one that is none is a one-line error."""
     from transformers import AutoConfig
 
     path, fix = folder / "config.json", "give a Hugging Face model folder"

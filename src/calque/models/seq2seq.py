@@ -20,7 +20,14 @@ from torch import nn
 from calque.models.encoder import Encoder, working_dtype
 from calque.models.families import family_of, run_fused_cross_layer
 from calque.models.language_tokens import choose_language, find_first_token, language_token_id
-from calque.models.loading import build_model, find_folder, quiet, refuse_pickle, save_checkpoint
+from calque.models.loading import (
+    build_model,
+    count_positions,
+    find_folder,
+    quiet,
+    refuse_pickle,
+    save_checkpoint,
+)
 from calque.models.pair_attention import plan_causal, plan_cross
 from calque.text.tokenization import load_tokenizer
 from calque.types import InputError, first_line
@@ -111,6 +118,11 @@ class Seq2Seq(Encoder):
         return [self.model.config.encoder, self.model.config.decoder]
 
     @property
+    def max_tokens(self) -> int:
+        """Give the longest sequence that both halves allow, special tokens included."""
+        return min(map(count_positions, self.configs))
+
+    @property
     def targets(self) -> dict[str, int]:
         """Give the first token of the decoder by target language; none for a model of one."""
         names: list[str] = (getattr(self.model.config, "calque", None) or {}).get("targets", [])
@@ -181,10 +193,9 @@ class Seq2Seq(Encoder):
         return replace(base, body="encoder", head=lambda model: base.head(model.decoder))
 
 
-def load_halves(folder: Path, dtype: torch.dtype) -> Any:
-    """Load an EncoderDecoderModel; a bad folder is a one-line error."""
-    from safetensors import SafetensorError
-    from transformers import AutoConfig, EncoderDecoderModel
+def load_description(folder: Path) -> Any:
+    """Read the description of an EncoderDecoderModel; a bad folder is a one-line error."""
+    from transformers import AutoConfig
 
     fix = "give a folder that `calque train` made with a recipe that has a decoder"
     if not (folder / "config.json").exists():
@@ -195,6 +206,15 @@ def load_halves(folder: Path, dtype: torch.dtype) -> Any:
         raise InputError(f"not a model: {first_line(error)}", file=folder, fix=fix) from error
     if config.model_type != KIND:
         raise InputError(f"{config.model_type} is no encoder–decoder", file=folder, fix=fix)
+    return config
+
+
+def load_halves(folder: Path, dtype: torch.dtype) -> Any:
+    """Load an EncoderDecoderModel; a bad folder is a one-line error."""
+    from safetensors import SafetensorError
+    from transformers import EncoderDecoderModel
+
+    load_description(folder)
     refuse_pickle(folder)
     try:
         with quiet():

@@ -15,11 +15,18 @@ import torch
 from calque.models import attention
 from calque.models.families import family_of
 from calque.models.language_tokens import add_language_tokens
-from calque.models.loading import PLUG, find_folder, load_checkpoint
+from calque.models.loading import (
+    PLUG,
+    count_positions,
+    find_folder,
+    load_checkpoint,
+    load_config,
+)
 from calque.models.seq2seq import (
     KIND,
     Seq2Seq,
     join_halves,
+    load_description,
     load_halves,
     share_weights,
 )
@@ -90,7 +97,9 @@ def build_seq2seq(
     grown = add_language_tokens(tokenizer, languages)
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(seed)
-        encoder, decoder = _make_halves(weights.config, len(grown), len(chosen))
+        # Many encoders have more embeddings than their tokenizer has entries: they are kept.
+        n_rows = max(len(grown), weights.n_tokens)
+        encoder, decoder = _make_halves(weights.config, n_rows, len(chosen))
     if weights.encoder:
         _fill(encoder, weights.encoder)
         _fill(decoder, pick_layers(weights.decoder, chosen))
@@ -99,6 +108,29 @@ def build_seq2seq(
     model = join_halves(encoder, decoder, grown, languages)
     model.config.calque["decoder_layers"] = origins
     return Seq2Seq(model, grown)
+
+
+def check_plan(start: str | Path, plan: DecoderPlan) -> int:
+    """Refuse a decoder that a model cannot give, by its description alone; give its positions."""
+    folder = find_folder(start)
+    if _read_config(folder).get("model_type") == KIND:
+        whole = load_description(folder)
+        config, n_layers = whole.encoder, whole.decoder.num_hidden_layers
+    else:
+        config = load_config(folder)
+        check_decodes(config.model_type)
+        n_layers = config.num_hidden_layers
+    choose_layers(n_layers, plan)
+    return count_positions(config)
+
+
+def check_decodes(model_type: str) -> None:
+    """Refuse a family whose layers have no cross-attention."""
+    if model_type not in CAN_DECODE:
+        raise InputError(
+            f"a {model_type} model has no cross-attention to make a decoder of",
+            fix=f"use one of {', '.join(CAN_DECODE)}",
+        )
 
 
 def read_weights(start: str | Path, plan: DecoderPlan) -> Weights:
@@ -183,11 +215,7 @@ def _make_halves(config: Any, n_tokens: int, n_layers: int) -> tuple[Any, Any]:
     """Make an encoder and a decoder of one shape, at random."""
     from transformers import AutoModel, AutoModelForCausalLM
 
-    if config.model_type not in CAN_DECODE:
-        raise InputError(
-            f"a {config.model_type} model has no cross-attention to make a decoder of",
-            fix=f"use one of {', '.join(CAN_DECODE)}",
-        )
+    check_decodes(config.model_type)
     halves = []
     kinds: list[Any] = [AutoModel, AutoModelForCausalLM]
     for kind, is_decoder in zip(kinds, (False, True), strict=True):

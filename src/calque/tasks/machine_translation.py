@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from calque.tasks.outcome import Outcome
 from calque.text.files import read_lines
+from calque.text.segmentation import SPACELESS, find_code
 from calque.text.tagged import spread
 from calque.types import InputError, MissingExtra
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from calque.tasks.task_settings import TaskSettings
     from calque.tools.translator import Translator
 
-# SacreBLEU's tokenizers for languages without spaces; Japanese words need a package beside it.
-TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+# SacreBLEU's tokenizers for languages without spaces; Japanese words need a package beside it. By
+# its rules for spaced words a whole Thai phrase would be one.
+TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(SPACELESS, "char")
 PACKED = ("", ".gz", ".xz", ".zst")
 # Where the test set of a task lies beneath the user's folder, and its name.
 TEST_SETS = {
@@ -70,7 +72,7 @@ def score_translations(
     if not references:
         raise InputError("no lines to score", fix="give a test set")
     try:
-        bleu = BLEU(tokenize=TOKENIZERS.get(language.partition("_")[0], "13a"))
+        bleu = BLEU(tokenize=TOKENIZERS.get(find_code(language), "13a"))
     except (ImportError, RuntimeError):  # its tokenizer of words is a package of its own
         bleu = BLEU(tokenize="char")
     chrf, texts = CHRF(), list(translations)

@@ -46,8 +46,8 @@ CLITICS: dict[str, Callable[[str], list[str]]] = {
 SPACELESS = {"bo": "Tibetan", "km": "Khmer", "lo": "Lao", "my": "Burmese", "th": "Thai"}
 CODES = {  # of the languages that are treated in a way of their own
     "bod": "bo", "cat": "ca", "cmn": "zh", "eng": "en", "fra": "fr", "heb": "he", "ita": "it",
-    "jpn": "ja", "khm": "km", "lao": "lo", "mya": "my", "nld": "nl", "oci": "oc", "tha": "th",
-    "yue": "zh", "zho": "zh",
+    "jpn": "ja", "khm": "km", "kor": "ko", "lao": "lo", "mya": "my", "nld": "nl", "oci": "oc",
+    "tha": "th", "yue": "zh", "zho": "zh",
 }  # fmt: skip
 NOT_LANGUAGES = {"cn": "zh", "jp": "ja"}  # countries: taken for languages of spaced words
 
@@ -65,11 +65,20 @@ def split_words(text: str, language: str) -> list[str]:
     return find_splitter(language)(text)
 
 
+def find_code(language: str) -> str:
+    """Give the code that a language is treated by, without its region.
+
+    >>> find_code("jpn"), find_code("zh_Hant"), find_code("pt_BR")
+    ('ja', 'zh', 'pt')
+    """
+    base = language.partition("_")[0]
+    return CODES.get(base, base)
+
+
 @cache
 def find_splitter(language: str) -> Splitter:
     """Give what splits a language into words; one that cannot be split is an InputError."""
-    base = language.partition("_")[0]
-    code = CODES.get(base, base)
+    code = find_code(language)
     if code in NOT_LANGUAGES:
         raise InputError(f"{code!r} is a country", fix=f"the language is {NOT_LANGUAGES[code]}")
     if code in SPACELESS:

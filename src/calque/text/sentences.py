@@ -27,7 +27,7 @@ ABBREVIATIONS = {
     "ca": "sr sra dr dra prof av núm pàg",
     "cs": "tzv např č str ul sv ing mgr prof dr",
     "da": "ca dr prof hr fr nr bl.a",
-    "de": "dr prof hr fr st bzw ca vgl evtl ggf inkl sog nr abs ing hrsg dipl-ing",
+    "de": "dr prof hr fr st bzw ca vgl evtl ggf inkl sog nr abs ing hrsg dipl-ing z i u v",
     "el": "κ κα κος δρ καθ",
     "en": "mr mrs ms messrs dr prof st gen col maj sgt capt lt rep sen gov rev hon vs mt ft pres",
     "es": "sr sra srta dr dra dña prof ud uds av pág núm ee.uu",

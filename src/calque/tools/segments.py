@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -66,17 +66,20 @@ def _cut_line(
 ) -> tuple[list[IntArray], int]:
     """Cut a line into sentences, and sentences that are still too long into windows."""
     parts, n_cut = [], 0
-    for ids in encode_sentences(tokenizer, split_sentences(line, language)):
+    sentences = split_sentences(line, language)
+    for sentence, ids in zip(sentences, encode_sentences(tokenizer, sentences), strict=True):
         if len(ids) > longest:
             n_cut += 1
-            parts += cut_windows(ids, longest, _find_starts(tokenizer, ids))
+            parts += cut_windows(ids, longest, _rank_starts(tokenizer, sentence))
         elif len(ids):
             parts.append(ids)
     return parts, n_cut
 
 
-def cut_windows(ids: IntArray, longest: int, is_start: npt.NDArray[np.bool_]) -> list[IntArray]:
-    """Cut tokens into windows, where possible before a token that starts a word.
+def cut_windows(
+    ids: IntArray, longest: int, ranks: npt.NDArray[np.integer[Any] | np.bool_]
+) -> list[IntArray]:
+    """Cut tokens into windows, each before the last token of the highest rank in reach.
 
     >>> starts = np.array([1, 1, 0, 0, 1, 0], dtype=bool)
     >>> [part.tolist() for part in cut_windows(np.arange(6), 3, starts)]
@@ -84,20 +87,24 @@ def cut_windows(ids: IntArray, longest: int, is_start: npt.NDArray[np.bool_]) ->
     """
     windows, first = [], 0
     while len(ids) - first > longest:
-        starts = np.flatnonzero(is_start[first + 1 : first + longest + 1])
-        end = first + (int(starts[-1]) + 1 if len(starts) else longest)
+        reach = ranks[first + 1 : first + longest + 1]
+        end = first + 1 + int(np.flatnonzero(reach == reach.max())[-1])
         windows.append(ids[first:end])
         first = end
     return [*windows, ids[first:]]
 
 
-def _find_starts(tokenizer: PreTrainedTokenizerFast, ids: IntArray) -> npt.NDArray[np.bool_]:
-    pieces = list(tokenizer.convert_ids_to_tokens(ids.tolist()))
-    spaced = any(piece.startswith(WORD_STARTS) for piece in pieces)
-    return np.array(
-        [
-            piece.startswith(WORD_STARTS) if spaced else not piece.startswith(INSIDE)
-            for piece in pieces
-        ],
-        dtype=np.bool_,
-    )
+def _rank_starts(tokenizer: PreTrainedTokenizerFast, sentence: str) -> IntArray:
+    """Give tokens that start a word 2, others that start a character 1.
+
+    Where pieces are made of bytes, a character may have several.
+    """
+    encoding = tokenizer.backend_tokenizer.encode(sentence, add_special_tokens=False)
+    spaced = any(piece.startswith(WORD_STARTS) for piece in encoding.tokens)
+    starts_word = [
+        piece.startswith(WORD_STARTS) if spaced else not piece.startswith(INSIDE)
+        for piece in encoding.tokens
+    ]
+    begins, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+    starts_character = np.append(True, begins[1:] >= ends[:-1])
+    return np.where(starts_character, 1 + np.array(starts_word), 0)

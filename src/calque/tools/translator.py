@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from calque.text.batching import bucket_batches
+from calque.text.segmentation import find_code
 from calque.text.tokenization import lift_limits
 from calque.tools.embedder import cut_blocks
 from calque.tools.link_writer import pack_block
@@ -38,8 +39,9 @@ SOURCE_SHARE = 0.75
 MAX_RATIO, MAX_EXTRA = 2.0, 20
 # Scores of the search cost memory for the whole vocabulary at every step.
 SCORED_SHARE = 8
-# Languages whose sentences stand side by side without a space.
-UNSPACED = frozenset({"ja", "zh", "th", "lo", "km", "my", "bo"})
+# Languages whose sentences stand side by side without a space. Thai and its like, which have none
+# between words, set one between sentences.
+UNSPACED = frozenset({"ja", "zh"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ class Translator:
         groups: list[list[list[Candidate]]] = [[] for _ in range(segments.n_lines)]
         for owner, group in zip(segments.owners.tolist(), found, strict=True):
             groups[owner].append(group)
-        gap = "" if self.target.partition("_")[0] in UNSPACED else " "
+        gap = "" if find_code(self.target) in UNSPACED else " "
         return [
             group[0] if len(group) == 1 else join_parts(group, gap, self.search.n_best)
             for group in groups

@@ -284,6 +284,16 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _thaws_in_time(self) -> Recipe:
+        if self.freeze_steps is not None and self.freeze_steps >= self.schedule.steps:
+            raise ValueError(
+                f"freeze_steps={self.freeze_steps} leaves none of schedule.steps="
+                f"{self.schedule.steps} for all weights: lower it, or set freeze_steps=null to "
+                "freeze to the end"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _pairs_are_read(self) -> Recipe:
         reads = any(each.kind == "cross_attention_lm" for each in self.objectives)
         if reads != (self.model.cross_attention is not None):

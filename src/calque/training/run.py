@@ -19,6 +19,7 @@ from calque.training.setup import build_encoder, make_accelerator, open_text
 from calque.training.step import (
     TrainStep,
     build_optimizer,
+    find_trained,
     freeze,
     name_objectives,
 )
@@ -90,11 +91,9 @@ class Run:
         if self.recipe.freeze_steps is None:
             return
         freeze(self.module, self.recipe.freeze, free=self.step >= self.recipe.freeze_steps)
-        if not any(parameter.requires_grad for parameter in self.module.parameters()):
-            raise InputError("every parameter is frozen", fix="freeze less")
+        find_trained(self.module)
         if self.compiles and self.step == self.recipe.freeze_steps:
-            # PyTorch 2.11 does not notice, and would go on without gradients of what was frozen.
-            torch.compiler.reset()
+            torch.compiler.reset()  # PyTorch 2.11 would go on without gradients of what was frozen
 
     @property
     def on_cpu(self) -> bool:

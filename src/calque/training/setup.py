@@ -13,7 +13,14 @@ import torch
 from calque.models.encoder import Encoder
 from calque.models.language_tokens import without_languages
 from calque.models.loading import build_model, find_folder, read_window
-from calque.models.seq2seq_start import build_seq2seq, read_weights, start_afresh
+from calque.models.seq2seq_start import (
+    build_seq2seq,
+    check_decodes,
+    check_plan,
+    choose_layers,
+    read_weights,
+    start_afresh,
+)
 from calque.models.veco import Veco
 from calque.objectives import OBJECTIVES
 from calque.objectives.distillation import DistillationSettings
@@ -166,9 +173,15 @@ def build_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder
 def _check_start(recipe: Recipe) -> None:
     """Refuse an encoder that cannot be trained so before any text is prepared for it."""
     model = recipe.model
+    plan = None if model.decoder is None else model.decoder.plan()
     if model.start is None:
         _check_length(recipe, model.positions)
-    elif model.decoder is None:
+        if plan is not None:
+            check_decodes(model.architecture)
+            choose_layers(model.layers, plan)
+    elif plan is not None:
+        _check_length(recipe, check_plan(model.start, plan))
+    else:
         _check_length(recipe, read_window(model.start))
 
 

@@ -96,11 +96,17 @@ def match_parameters(names: Iterable[str], patterns: Sequence[str]) -> list[str]
     return [name for name in names if name in chosen]
 
 
-def build_optimizer(module: nn.Module, settings: OptimizerSection) -> torch.optim.AdamW:
-    """Make AdamW with weight decay on matrices only, fused on a GPU."""
+def find_trained(module: nn.Module) -> list[nn.Parameter]:
+    """List the parameters that are not frozen; without any there is nothing to train."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not trained:
         raise InputError("every parameter is frozen", fix="freeze less")
+    return trained
+
+
+def build_optimizer(module: nn.Module, settings: OptimizerSection) -> torch.optim.AdamW:
+    """Make AdamW with weight decay on matrices only, fused on a GPU."""
+    trained = find_trained(module)
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
