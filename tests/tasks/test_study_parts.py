@@ -119,6 +119,21 @@ def test_data_are_found_where_the_tasks_find_them(tmp_path: Path) -> None:
     assert find_data(tmp_path / "xtreme" / "udpos" / "dev-en.tsv", patterns) == []
 
 
+def test_what_is_learnt_from_beside_a_sets_folder_is_in_the_hash(tmp_path: Path) -> None:
+    for name in ("mlqa/dev/dev-context-en-question-en.json", "squad/train-v1.1.json"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("{}", "utf-8")
+    above = find_data(tmp_path, TASKS["mlqa"].files)
+    assert [name for name, _ in above] == [
+        "mlqa/dev/dev-context-en-question-en.json",
+        "squad/train-v1.1.json",
+    ]
+    assert find_data(tmp_path / "mlqa", TASKS["mlqa"].files) == above
+    assert find_data(tmp_path / "squad", TASKS["mlqa"].files) == [
+        ("squad/train-v1.1.json", tmp_path / "squad" / "train-v1.1.json")
+    ]
+
+
 def test_settings_count_where_they_matter() -> None:
     kind, base = TASKS["tatoeba"], TaskSettings()
     plain = hash_settings("tatoeba", kind, base, ["de"])
