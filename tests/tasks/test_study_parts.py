@@ -22,7 +22,7 @@ from calque.tasks.prepared import N_KEPT, remember
 from calque.tasks.remaining_time import Clock
 from calque.tasks.results import NOTE, ResultsFolder
 from calque.tasks.rows import CellResult
-from calque.tasks.study import choose_next
+from calque.tasks.study import choose_languages, choose_next
 from calque.tasks.suite import TASKS, find_kinds, load_function
 from calque.tasks.task_settings import TaskSettings
 from calque.types import InputError
@@ -146,6 +146,12 @@ def test_settings_count_where_they_matter() -> None:
     )
     chosen = choose_settings(replace(kind, defaults={"epochs": 7, "head": "crf"}), {"epochs": 2})
     assert (chosen.epochs, chosen.head) == (2, "crf")
+
+
+def test_what_a_task_lacks_names_the_task() -> None:
+    data, settings = Path(__file__).parents[1] / "data", TaskSettings(source="zu")
+    with pytest.raises(InputError, match=r"data: ner: no file to learn from in the source 'zu'"):
+        choose_languages("ner", TASKS["ner"], data, settings, None)
 
 
 def test_all_tasks_can_be_imported() -> None:
