@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import re
 import runpy
@@ -125,6 +126,16 @@ def test_what_a_folder_holds(data: Path) -> None:
     assert report.missing("cls") == ["no test"]
     # A set's own folder will do.
     assert {file.dataset for file in check_folder(data / "xtreme/panx").found} == {"panx"}
+
+
+def test_questions_without_answers_are_no_items(tmp_path: Path) -> None:
+    (tmp_path / "xquad").mkdir()
+    entry = {"id": "1", "question": "Wer?", "answers": [{"answer_start": 0, "text": ""}]}
+    content = {"data": [{"paragraphs": [{"context": "Ich.", "qas": [entry]}]}]}
+    (tmp_path / "xquad" / "xquad.de.json").write_text(json.dumps(content), "utf-8")
+    report = check_folder(tmp_path)
+    assert [(file.n_items, file.is_unlabelled) for file in report.found] == [(0, True)]
+    assert "1 test files without labels" in report.missing("xquad")
 
 
 def test_the_table_and_one_set(capsys: pytest.CaptureFixture[str]) -> None:

@@ -236,6 +236,11 @@ def test_bad_requests(drawn: Results, tmp_path: Path) -> None:
     apart = [make_row(), make_row(model="b", language="fr"), make_row(model="b", task="ner")]
     with pytest.raises(InputError, match="base shares no task and language with b"):
         make_study(read_results([write_rows(tmp_path, apart)]), "base")
+    failed = {**make_row(model="b"), "language": None, "value": None, "error": "no memory"}
+    with pytest.raises(
+        InputError, match=r"no task and language with b; 1 cell failed: .*no memory"
+    ):
+        make_study(read_results([write_rows(tmp_path, [make_row(), failed])]), "base")
     apart = [make_row(), make_row(model="b", metric="f1")]
     with pytest.raises(InputError, match="pos has several metrics: accuracy, f1"):
         make_study(read_results([write_rows(tmp_path, apart)]), "base")

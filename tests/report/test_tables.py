@@ -87,15 +87,48 @@ def test_latex_is_escaped(study: Study) -> None:
     assert not re.search("[±−▲▼–↓]", text)
 
 
-def test_latex_compiles(study: Study, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """Compare thirty models in sixty languages."""
+    folder = tmp_path_factory.mktemp("crowd")
+    names = {"base": 55, **{f"alignment-{k}": 60 for k in range(30)}}
+    languages = ("en", *(f"l{k}" for k in range(1, 60)))
+    options = {"tasks": ["pos"], "languages": languages, "seeds": [1, 2], "with_items": False}
+    DRAWN["draw_results"](folder, names, **options)
+    return make_study(read_results([folder]), "base", judging=Judging(n_resamples=100))
+
+
+def test_latex_has_tables_that_pages_have_room_for(crowd: Study) -> None:
+    text = to_latex(crowd)
+    tables = re.findall(r"\\begin{tabular}.*?\\end{tabular}", text, re.S)
+    found = set()
+    for table in tables:
+        rows = [line.removesuffix(r" \\") for line in table.splitlines() if line.endswith(r" \\")]
+        assert len(rows) <= 45 + 3  # and a heading, a mean and a gap
+        cells = [re.sub(r"\$(\\\w+|-)\$", "x", row).split(" & ") for row in rows]
+        width = sum(max(map(len, column)) + 2 for column in zip(*cells, strict=True))
+        assert width <= 105
+        for column in range(2, len(cells[0]), 2):
+            found |= {(cells[0][column], row[0]) for row in cells if cells[0][0] == "language"}
+    # Every model stands in every row, and floats are given out before LaTeX has too many.
+    for model in crowd.models:
+        assert {(model, name) for name in ("en", "l59", "mean", "gap to en")} <= found
+    assert all(part.count(r"\begin{table}") <= 10 for part in text.split(r"\clearpage"))
+    assert "pos, part 1 of 15, page 1 of 2: accuracy" in text
+
+
+@pytest.mark.parametrize("name", ["study", "crowd"])
+def test_latex_compiles(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     engine = shutil.which("pdflatex")
     if engine is None:
         pytest.skip("no LaTeX here")
-    body = to_latex(study)
+    body = to_latex(request.getfixturevalue(name))
     frame = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}%s\\end{document}"
     (tmp_path / "a.tex").write_text(frame % body, "utf-8")
     command = [engine, "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull" not in done.stdout and "too large for page" not in done.stdout
 
 
 def test_sentences(study: Study) -> None:

@@ -73,6 +73,42 @@ def test_reviews_in_plain_columns(tiny_encoder: Encoder, tmp_path: Path) -> None
     assert outcome.metrics["accuracy"] in (0.0, 50.0)  # a class never seen is never right
 
 
+def test_what_is_cut_or_left_out_of_lessons_is_counted(
+    tiny_encoder: Encoder, tmp_path: Path
+) -> None:
+    review = "<item><rating>{}</rating><text>{}</text></item>"
+    texts = {
+        "train": [(5.0, "good " * 90), (1.0, "bad " * 90), (1.0, "poor"), (3.0, "so"), (3.0, "la")],
+        "test": [(5.0, "fine"), (1.0, "poor")],
+    }
+    for split, reviews in texts.items():
+        path = tmp_path / "cls" / "en" / "books" / f"{split}.review"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        items = "".join(review.format(stars, text) for stars, text in reviews)
+        path.write_text(f"<items>{items}</items>", encoding="utf-8")
+    settings = TaskSettings(epochs=1, max_length=40)
+    found = measure_reviews(copy_encoder(tiny_encoder), tmp_path, settings=settings, seed=0)[0]
+    assert found.counts == {
+        "train_examples": 3,
+        "train_texts_cut": 2,
+        "train_reviews_of_three_stars": 2,
+    }
+
+
+def test_a_row_says_that_the_dev_file_was_the_test(tiny_encoder: Encoder, tmp_path: Path) -> None:
+    folder = tmp_path / "pawsx"
+    folder.mkdir()
+    lines = "a b\tb a\t1\nc d\te f\t0\n" * 4
+    for name in ("train-en", "dev-en", "dev-de", "test-de"):
+        (folder / f"{name}.tsv").write_text(lines, encoding="utf-8")
+    (folder / "test-en.tsv").write_text("a b\tb a\n" * 4, encoding="utf-8")  # no labels
+    outcomes = measure_pairs(
+        copy_encoder(tiny_encoder), tmp_path, task="pawsx", settings=SETTINGS, seed=0
+    )
+    told = {outcome.language: outcome.counts.get("tested_on_dev") for outcome in outcomes}
+    assert told == {"en": 1, "de": None}
+
+
 def test_one_class_cannot_be_learnt(tiny_encoder: Encoder, tmp_path: Path) -> None:
     (tmp_path / "train-en.tsv").write_text("fine\tgood\n", encoding="utf-8")
     (tmp_path / "test-en.tsv").write_text("fine\tgood\n", encoding="utf-8")

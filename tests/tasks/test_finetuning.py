@@ -236,6 +236,20 @@ def test_a_loss_that_explodes_is_told(tiny_encoder: Encoder) -> None:
         fine_tune(tagger, examples, SETTINGS, seed=0)
 
 
+def test_a_last_update_that_explodes_is_told(tiny_encoder: Encoder) -> None:
+    """Nothing is learnt after it, so that no loss of training shows it."""
+    whole = {"epochs": 1, "batch_tokens": 100_000, "warmup": 0.0}  # a single update
+    calm = replace(SETTINGS, **whole)
+    tagger, examples = make_tagger(tiny_encoder, calm)
+    assert fine_tune(tagger, examples, calm, seed=1).n_updates == 1
+    wild = replace(calm, learning_rate=1e30)
+    tagger, examples = make_tagger(tiny_encoder, wild)
+    with pytest.raises(
+        InputError, match=r"loss after the last update is nan \(lower learning_rate"
+    ):
+        fine_tune(tagger, examples, wild, seed=1)
+
+
 def test_no_examples(tiny_encoder: Encoder) -> None:
     tagger, examples = make_tagger(tiny_encoder)
     none = encode_tagged(tiny_encoder.tokenizer, [], examples.names, longest=128, overlap=0.2)

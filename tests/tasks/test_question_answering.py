@@ -66,6 +66,53 @@ def test_mlqas_test_files_come_before_its_dev_files(tmp_path: Path) -> None:
     assert find_questions(tmp_path, "mlqa").tests == {"de": test}
 
 
+def blank_answers(path: Path) -> None:
+    """Do to a file what XTREME's download script does to tests."""
+    content = json.loads(path.read_text("utf-8"))
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for entry in paragraph["qas"]:
+                entry["answers"] = [{"answer_start": 0, "text": ""}]
+    path.write_text(json.dumps(content), "utf-8")
+
+
+def test_tests_whose_answers_xtreme_blanked_give_way_to_dev_files(tmp_path: Path) -> None:
+    shutil.copytree(QUESTIONS / "tydiqa", tmp_path / "tydiqa")
+    dev, test = tmp_path / "mlqa" / "MLQA_V1" / "dev", tmp_path / "mlqa" / "MLQA_V1" / "test"
+    for folder, split in ((dev, "dev"), (test, "test")):
+        folder.mkdir(parents=True)
+        for name in ("de", "en", "zh"):
+            source = QUESTIONS / "mlqa" / f"dev-context-{name}-question-{name}.json"
+            shutil.copy(source, folder / f"{split}-context-{name}-question-{name}.json")
+    blank_answers(test / "test-context-de-question-de.json")
+    blank_answers(test / "test-context-zh-question-zh.json")
+    (dev / "dev-context-zh-question-zh.json").unlink()
+    found = find_questions(tmp_path, "mlqa")
+    assert found.tests == {
+        "de": dev / "dev-context-de-question-de.json",
+        "en": test / "test-context-en-question-en.json",
+    }
+    assert found.secret == {"zh"}
+
+
+def test_a_set_whose_answers_are_all_blank_is_refused_at_once(tmp_path: Path) -> None:
+    shutil.copytree(QUESTIONS / "tydiqa", tmp_path / "tydiqa")
+    shutil.copytree(QUESTIONS / "xquad", tmp_path / "xquad")
+    for path in (tmp_path / "xquad").glob("*.json"):
+        blank_answers(path)
+    with pytest.raises(InputError, match=r"no answered questions of xquad here \(XTREME blanks"):
+        list_languages(tmp_path, SETTINGS, task="xquad")
+
+
+def test_a_malformed_test_is_no_matter_to_other_languages(tmp_path: Path) -> None:
+    for name in ("tydiqa", "xquad"):
+        shutil.copytree(QUESTIONS / name, tmp_path / name)
+    (tmp_path / "xquad" / "xquad.zh.json").write_text("{", "utf-8")
+    assert sorted(find_questions(tmp_path, "xquad").tests) == ["de", "en", "zh"]
+    with pytest.raises(InputError, match=r"xquad\.zh\.json, line 1: no JSON"):
+        find_questions(tmp_path, "xquad").read_test("zh")
+
+
 def test_secret_answers_are_replaced_by_held_out_ones(tmp_path: Path) -> None:
     found = find_questions(QUESTIONS, "tydiqa")
     assert sorted(found.tests) == ["en", "sw"]

@@ -22,7 +22,7 @@ from calque.tasks.prepared import N_KEPT, remember
 from calque.tasks.remaining_time import Clock
 from calque.tasks.results import NOTE, ResultsFolder
 from calque.tasks.rows import CellResult
-from calque.tasks.study import choose_next
+from calque.tasks.study import choose_languages, choose_next
 from calque.tasks.suite import TASKS, find_kinds, load_function
 from calque.tasks.task_settings import TaskSettings
 from calque.types import InputError
@@ -119,6 +119,21 @@ def test_data_are_found_where_the_tasks_find_them(tmp_path: Path) -> None:
     assert find_data(tmp_path / "xtreme" / "udpos" / "dev-en.tsv", patterns) == []
 
 
+def test_what_is_learnt_from_beside_a_sets_folder_is_in_the_hash(tmp_path: Path) -> None:
+    for name in ("mlqa/dev/dev-context-en-question-en.json", "squad/train-v1.1.json"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("{}", "utf-8")
+    above = find_data(tmp_path, TASKS["mlqa"].files)
+    assert [name for name, _ in above] == [
+        "mlqa/dev/dev-context-en-question-en.json",
+        "squad/train-v1.1.json",
+    ]
+    assert find_data(tmp_path / "mlqa", TASKS["mlqa"].files) == above
+    assert find_data(tmp_path / "squad", TASKS["mlqa"].files) == [
+        ("squad/train-v1.1.json", tmp_path / "squad" / "train-v1.1.json")
+    ]
+
+
 def test_settings_count_where_they_matter() -> None:
     kind, base = TASKS["tatoeba"], TaskSettings()
     plain = hash_settings("tatoeba", kind, base, ["de"])
@@ -131,6 +146,12 @@ def test_settings_count_where_they_matter() -> None:
     )
     chosen = choose_settings(replace(kind, defaults={"epochs": 7, "head": "crf"}), {"epochs": 2})
     assert (chosen.epochs, chosen.head) == (2, "crf")
+
+
+def test_what_a_task_lacks_names_the_task() -> None:
+    data, settings = Path(__file__).parents[1] / "data", TaskSettings(source="zu")
+    with pytest.raises(InputError, match=r"data: ner: no file to learn from in the source 'zu'"):
+        choose_languages("ner", TASKS["ner"], data, settings, None)
 
 
 def test_all_tasks_can_be_imported() -> None:

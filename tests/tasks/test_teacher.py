@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from copy import deepcopy
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from calque.models.encoder import Encoder
 from calque.models.veco import Veco
 from calque.tasks.corpus import Corpus
 from calque.tasks.lesson import Lesson
-from calque.tasks.tagging import _prepare, find_files, measure_tagging
+from calque.tasks.tagging import _prepare, find_files, list_languages, measure_tagging
 from calque.tasks.task_settings import TaskSettings
 from calque.tasks.teacher import label_translations, teacher_settings
 from calque.tasks.transfer import Run
@@ -54,6 +55,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def copy_encoder(encoder: Encoder) -> Encoder:
     return Encoder(deepcopy(encoder.model), encoder.tokenizer)
+
+
+def test_translations_without_tags_are_languages_to_learn_from(data: Path, tmp_path: Path) -> None:
+    assert list_languages(data, FAST, "pos") == ["en", "de"]
+    (tmp_path / "udpos").mkdir()
+    for name in ("train-en.tsv", "dev-en.tsv", "dev-de.tsv"):
+        shutil.copy(data / "udpos" / name, tmp_path / "udpos" / name)
+    with pytest.raises(InputError, match="only en has files to learn from"):
+        list_languages(tmp_path, FAST, "pos")
 
 
 def test_tags_are_those_of_the_english_model(tiny_encoder: Encoder, data: Path) -> None:

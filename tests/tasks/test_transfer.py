@@ -42,6 +42,8 @@ def test_what_cannot_be_is_named() -> None:
         plan_runs(TaskSettings(setting="supervised"), TRAINABLE, ["de"])
     with pytest.raises(InputError, match="no language has files"):
         plan_runs(TaskSettings(setting="translate-train-all"), [], ["de"])
+    with pytest.raises(InputError, match="only en has files to learn from: that is no translate"):
+        plan_runs(TaskSettings(setting="translate-train-all"), ["en"], ["de", "en"])
     with pytest.raises(InputError, match="no language to test in"):
         plan_runs(TaskSettings(), TRAINABLE, [])
     with pytest.raises(InputError, match=r"nothing to test 'fr' on \(choose from: de en\)"):

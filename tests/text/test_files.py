@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from calque.text.files import (
     CHUNK_BYTES,
     SkippedLines,
+    check_target,
     read_chunks,
     read_lines,
     write_atomically,
@@ -261,6 +262,19 @@ def test_damaged_archives_are_refused(place, suffix):
 @pytest.mark.parametrize("data", [b"", b"plain text\n"])
 def test_a_suffix_that_lies_is_refused(place, suffix, data):
     assert f"holds no {suffix} data" in refusal(place(data, f"plain{suffix}")).problem
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ".zip", ".lzma", ".BZ2", ".GZ"])
+def test_ways_to_pack_that_are_not_known_are_refused(tmp_path, suffix):
+    path = tmp_path / f"lines{suffix}"
+    with pytest.raises(InputError, match=rf"{suffix} is not written \(use .gz, .xz, .zst or plain"):
+        write_atomically(path).__enter__()
+    with pytest.raises(InputError, match="is not written"):
+        check_target(path, [])
+    assert not list(tmp_path.iterdir())
+    path.write_bytes(b"plain text\n")
+    with pytest.raises(InputError, match=f"{suffix} is not read"):
+        list(read_lines(path))
 
 
 def test_missing_files_and_folders_are_refused(tmp_path):

@@ -106,7 +106,11 @@ def make_study(
             notes += [f"{task}, {model}: {note}" for note in each.notes]
     if not studies:
         problem = f"{baseline} shares no task and language with {', '.join(others)}"
-        raise InputError(problem, fix="evaluate them on the same data")
+        fix = "evaluate them on the same data"
+        if any(each.model in (baseline, *others) for each in results.failures):
+            failed = describe_failures(results, [baseline, *others], wanted)
+            problem, fix = "; ".join([problem, *failed]), "mend what failed and evaluate again"
+        raise InputError(problem, fix=fix)
     return Study(baseline, others, _judge_all(studies, judging), judging, notes)
 
 

@@ -27,6 +27,9 @@ from calque.report.verdict import (
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
+# What a page of LaTeX has room for: letters beside each other (360 points in small type), lines
+# below each other, and tables that wait for a later page.
+LATEX_LETTERS, LATEX_ROWS, LATEX_FLOATS = 100, 45, 10
 MARKS = {"helps": "▲", "hurts": "▼"}
 RULES = {"above": "above", "below": "below", "within": "within", None: "–"}
 LATEX = {
@@ -219,10 +222,52 @@ def to_markdown(study: Study) -> str:
 
 
 def to_latex(study: Study) -> str:
-    """Write the tables in LaTeX, for the package booktabs."""
-    tables = [tabulate_verdicts(study), *(tabulate_task(study, task) for task in study.tasks)]
-    head = "% \\usepackage{booktabs}\n"
-    return head + "\n".join(_lay_out_latex(table) for table in tables)
+    """Write the tables in LaTeX, for the package booktabs; what is too much for a page in parts."""
+    tables = [tabulate_verdicts(study)]
+    for task in study.tasks:
+        groups = _group_models(study, task)
+        parts = [tabulate_task(study, task, group) for group in groups]
+        tables += [_name_part(part, k, len(parts)) for k, part in enumerate(parts, start=1)]
+    shown = [_lay_out_latex(part) for table in tables for part in _cut_rows(table)]
+    # LaTeX gives up where it has to keep too many floats for later pages.
+    runs = ["\n".join(shown[k : k + LATEX_FLOATS]) for k in range(0, len(shown), LATEX_FLOATS)]
+    return "% \\usepackage{booktabs}\n" + "\\clearpage\n".join(runs)
+
+
+def _group_models(study: Study, task: TaskStudy) -> list[list[str]]:
+    """Put as many models beside each other as a page has room for."""
+    groups: list[list[str]] = [[]]
+    for model in task.models:
+        group = [*groups[-1], model]
+        if groups[-1] and _measure(tabulate_task(study, task, group)) > LATEX_LETTERS:
+            groups.append([model])
+        else:
+            groups[-1] = group
+    return groups
+
+
+def _measure(table: Table) -> int:
+    """Count the letters of a table's widest lines, two for the space after a column."""
+    columns = zip(table.heads, *table.rows, *table.below, strict=True)
+    return sum(max(map(len, column)) + 2 for column in columns)
+
+
+def _cut_rows(table: Table) -> list[Table]:
+    """Cut a table that is longer than a page; what stands below the rows ends the last part."""
+    starts = range(0, max(1, len(table.rows)), LATEX_ROWS)
+    parts = [
+        replace(
+            table, rows=table.rows[k : k + LATEX_ROWS], below=() if k < starts[-1] else table.below
+        )
+        for k in starts
+    ]
+    return [_name_part(part, k, len(parts), "page") for k, part in enumerate(parts, start=1)]
+
+
+def _name_part(table: Table, number: int, n_parts: int, word: str = "part") -> Table:
+    if n_parts == 1:
+        return table
+    return replace(table, title=f"{table.title}, {word} {number} of {n_parts}")
 
 
 def to_csv(study: Study) -> str:
@@ -289,16 +334,17 @@ def _lay_out_latex(table: Table) -> str:
     return "\n".join(
         [
             r"\begin{table}",
-            r"\centering",
+            r"\footnotesize\setlength{\tabcolsep}{3pt}",
             rf"\caption{{{_escape_latex(f'{table.title}: {table.caption}')}}}",
-            rf"\begin{{tabular}}{{{columns}}}",
+            # In a box of the text's width, what is a little wider sticks out on both sides alike.
+            rf"\makebox[\linewidth][c]{{\begin{{tabular}}{{{columns}}}",
             r"\toprule",
             line(table.heads),
             r"\midrule",
             *map(line, table.rows),
             *middle,
             r"\bottomrule",
-            r"\end{tabular}",
+            r"\end{tabular}}",
             r"\end{table}",
             "",
         ]

@@ -74,10 +74,7 @@ class Corpus(Generic[T]):
     def learn_from(self, language: str, leave_out: Sequence[T] = ()) -> list[T]:
         """Give the examples to learn from in a language, less those that choose the epoch."""
         taught = [example for example, _ in self.taught.get(language, ())]
-        files = self.files.train.get(language, ())
-        if not files and not taught:
-            files = self.files.dev.get(language, ())
-        examples = self.load(files) + taught
+        examples = self.load(self._files_to_learn(language)) + taught
         if not examples:
             raise InputError(f"nothing to learn from in {language!r}", file=self.files.folder)
         if self.is_divided(language):
@@ -112,11 +109,23 @@ class Corpus(Generic[T]):
         return spread(examples, self.settings.test_examples)
 
     def count_dropped(self, language: str) -> dict[str, int]:
-        """Say what reading left out of the test of a language."""
+        """Say what reading left out of the test of a language, and whether that is its dev file."""
+        counts = self._sum_dropped(self.files.to_test(language))
+        return counts if self.files.test.get(language) else {**counts, "tested_on_dev": 1}
+
+    def count_unlearnt(self, languages: Sequence[str]) -> dict[str, int]:
+        """Say what reading left out of what is learnt from in some languages."""
+        return self._sum_dropped([f for name in languages for f in self._files_to_learn(name)])
+
+    def _sum_dropped(self, files: Sequence[Path]) -> dict[str, int]:
         counts = Counter[str]()
-        for path in self.files.to_test(language):
+        for path in files:
             counts.update(self._dropped.get(path, {}))
         return dict(counts)
+
+    def _files_to_learn(self, language: str) -> tuple[Path, ...]:
+        files = self.files.train.get(language, ())
+        return files if files or self.taught.get(language) else self.files.dev.get(language, ())
 
     def _divide(self, language: str) -> tuple[list[int], list[int]]:
         """Divide the lines of a dev file; parallel files all as the first language's by name."""

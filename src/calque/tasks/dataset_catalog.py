@@ -24,6 +24,7 @@ def _xtreme(folder: str, reader: str) -> tuple[FileKind, ...]:
     )
 
 
+NO_ANSWERS = "XTREME's download script blanks the tests' answers: take the source's own files."
 NO_TEST_LABELS = "XTREME's test files carry no labels: the dev files are then the test."
 
 DATASETS: dict[str, Dataset] = {
@@ -150,7 +151,7 @@ DATASETS: dict[str, Dataset] = {
         files=(FileKind(rf"/xquad\.(?P<language>[a-z]+)\.json{PACKED}", "questions", "test"),),
         expected="ar de el en es hi ro ru th tr vi zh",
         splits=("test",),
-        cautions=("Do not learn from SQuAD's dev set: these are its translations.",),
+        cautions=("Do not learn from SQuAD's dev set: these are its translations.", NO_ANSWERS),
     ),
     "mlqa": Dataset(
         title="MLQA",
@@ -171,6 +172,7 @@ DATASETS: dict[str, Dataset] = {
         ),
         expected="ar de en es hi vi zh",
         splits=("test",),
+        cautions=(NO_ANSWERS,),
     ),
     "tydiqa": Dataset(
         title="TyDiQA-GoldP",

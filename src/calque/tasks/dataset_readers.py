@@ -121,7 +121,11 @@ COLUMNS = {"tagged": 2, "names": 2, "pairs": 3}
 
 
 def is_unlabelled(path: Path, reader: str, split: str) -> bool:
-    """Tell a test file that was given out without its labels."""
+    """Tell a test file that was given out without its labels, or its answers."""
+    if reader == "questions":
+        from calque.tasks.question_files import is_answered
+
+        return not is_answered(path)
     if split != "test" or reader not in COLUMNS:
         return False
     first = islice((line for line in read_lines(path) if line.strip()), 5)

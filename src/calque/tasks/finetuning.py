@@ -86,6 +86,9 @@ def fine_tune(
                 keeper.offer(score_dev())
     epoch = settings.epochs if keeper is None else keeper.restore()
     model.eval()
+    # The losses are of weights before each update: what the last one did is seen here alone.
+    with _current(device), torch.no_grad(), working_precision(model, settings):
+        _check_loss(float(model(batches[-1])), "after the last update")
     return FineTuned(
         losses,
         [] if keeper is None else keeper.scores,
@@ -191,7 +194,11 @@ def _can_replay(model: HeadModel, settings: TaskSettings, shape: BatchShape | No
 def _mean_loss(losses: list[Tensor], epoch: int) -> float:
     """Average an epoch's losses: the one time that the device is waited for."""
     mean = float(torch.stack(losses).mean())
-    if not math.isfinite(mean):
-        fix = "lower learning_rate and head_learning_rate"
-        raise InputError(f"the loss of epoch {epoch} is {mean}", fix=fix)
+    _check_loss(mean, f"of epoch {epoch}")
     return mean
+
+
+def _check_loss(loss: float, when: str) -> None:
+    if not math.isfinite(loss):
+        fix = "lower learning_rate and head_learning_rate"
+        raise InputError(f"the loss {when} is {loss}", fix=fix)

@@ -35,9 +35,14 @@ def hash_files(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def find_data(data: Path, patterns: Sequence[str]) -> list[tuple[str, Path]]:
-    """List the files of a task beneath the user's folder, in `xtreme/` there, or right in it."""
+    """List the files of a task beneath the user's folder, in `xtreme/` there, or right in it.
+
+    A set's own folder stands for the one above: what is learnt from may lie beside it.
+    """
     roots = (data, data / "xtreme")
     found = [(path.relative_to(r), path) for r in roots for p in patterns for path in r.glob(p)]
+    if not found and any(pattern.startswith(f"{data.name}/**") for pattern in patterns):
+        return find_data(data.parent, patterns)
     if not found:
         inside = [pattern.partition("/")[::2] for pattern in patterns]
         # A pattern of any depth is for a folder of the right name, not for whatever is there.

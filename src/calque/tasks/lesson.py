@@ -100,6 +100,8 @@ class Lesson(Generic[T]):
         lesson, counts = self._gather(run, held)
         learnt = self._encode(("learn", run.sources, bool(held)), lesson, labels)
         fine_tune(model, learnt, settings, seed=seed, score_dev=choose, on_progress=on_progress)
+        lost = {**learnt.counts, **corpus.count_unlearnt(run.sources)}
+        counts |= {f"train_{name}": count for name, count in lost.items()}
         if any(map(corpus.is_divided, run.sources)):
             counts["learnt_from_part_of_dev"] = 1
         return model, labels, {**counts, **self.counts}

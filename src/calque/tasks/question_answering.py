@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +41,7 @@ class QuestionText:
     encoded: QuestionExamples
     n_unanswered: int
     n_longer: int  # questions whose answers are all longer than any that is given
+    is_dev: bool = False
 
     def count(self, prefix: str = "") -> dict[str, int]:
         """Say what was read in windows, cut or left out."""
@@ -53,7 +54,7 @@ class QuestionText:
             f"{prefix}windows": len(self.encoded.lengths),
             f"{prefix}answers_in_no_window": self.encoded.n_lost_answers,
             f"{prefix}answers_longer_than_max_answer": self.n_longer,
-        }
+        } | ({"tested_on_dev": 1} if self.is_dev else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,12 @@ def _prepare(
     def read() -> QuestionData:
         known = [question for name in run.sources for question in files.read_train(name)]
         train = encode(known, settings.train_examples)
-        tests = {name: encode(files.read_test(name), settings.test_examples) for name in run.tests}
+        tests = {
+            name: replace(
+                encode(files.read_test(name), settings.test_examples), is_dev=files.is_dev(name)
+            )
+            for name in run.tests
+        }
         origin = {
             "train_from_squad": int(files.from_squad),
             "tests_held_out_of_training_files": len(files.held_out & set(run.tests)),

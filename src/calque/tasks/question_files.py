@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from calque.text.questions import Question, read_questions
@@ -14,6 +15,7 @@ XQUAD, MLQA, TYDIQA = "xquad", "mlqa", "tydiqa"
 SQUAD_TRAIN = "squad/train-v1.1.json*"
 # One of so many questions to learn from is held out where the tests' own answers are secret.
 HELD_OUT = 5
+MOST_FILES = 256
 PACKED = r"\.json(\.(gz|xz|zst))?"
 # The earlier of two patterns counts where both have files of a language.
 TESTS: dict[str, tuple[str, ...]] = {
@@ -58,6 +60,10 @@ class QuestionSet:
         questions = read_questions(self.tests[language])
         return questions[::HELD_OUT] if language in self.held_out else questions
 
+    def is_dev(self, language: str) -> bool:
+        """Tell whether a test is a dev file, beside which the set has a test proper (MLQA)."""
+        return self.tests[language].name.startswith("dev-")
+
 
 def find_questions(data: Path, task: str) -> QuestionSet:
     """Find the files of a task in a folder, in `xtreme` in it, or in the set's own folder.
@@ -67,26 +73,29 @@ def find_questions(data: Path, task: str) -> QuestionSet:
     if not data.is_dir():
         raise InputError("no such folder", file=data, fix="check --data")
     tests: dict[str, Path] = {}
+    named = set[str]()
     for pattern in TESTS[task]:
-        tests = _match(_folders(data, task), pattern) | tests
+        found = _match(_folders(data, task), pattern)
+        named |= found.keys()
+        tests = {name: path for name, path in found.items() if is_answered(path)} | tests
     train = _match(_folders(data, TYDIQA), TYDIQA_TRAIN)
     squad = [path for folder in _roots(data) for path in sorted(folder.glob(SQUAD_TRAIN))]
     held_out = frozenset[str]()
-    named = frozenset(tests)
     if task == TYDIQA:
-        tests = _find_open(tests)
         held_out = frozenset(train) - frozenset(tests)
         tests = tests | {name: train[name] for name in held_out}
     elif squad:
         train = {"en": squad[0]}
     if not tests:
         fix = f"give a folder with files like {EXAMPLES[task]}"
+        if named:
+            fix = "XTREME blanks the answers of its tests: take the files from the set's own source"
         raise InputError(f"no answered questions of {task} here", file=data, fix=fix)
     if not train:
         fix = f"add {SQUAD_TRAIN.rstrip('*')} or tydiqa/tydiqa.goldp.en.train.json"
         raise InputError("no questions to learn from here", file=data, fix=fix)
     from_squad = bool(squad) and task != TYDIQA
-    return QuestionSet(train, tests, held_out, named - frozenset(tests), from_squad)
+    return QuestionSet(train, tests, held_out, frozenset(named - tests.keys()), from_squad)
 
 
 def _roots(data: Path) -> list[Path]:
@@ -114,10 +123,16 @@ def _match(folders: Sequence[Path], pattern: str) -> dict[str, Path]:
     return found
 
 
-def _find_open(tests: Mapping[str, Path]) -> dict[str, Path]:
-    """Find the tests whose answers are not all blank."""
-    return {
-        name: path
-        for name, path in tests.items()
-        if any(question.answers for question in read_questions(path))
-    }
+def is_answered(path: Path) -> bool:
+    """Tell whether any question of a file has an answer; XTREME blanks those of its tests."""
+    facts = path.stat()
+    return _has_answers(path, facts.st_mtime_ns, facts.st_size)
+
+
+@lru_cache(MOST_FILES)
+def _has_answers(path: Path, changed: int, size: int) -> bool:
+    """Read a file once for all that ask; a malformed one is for its reader to refuse."""
+    try:
+        return any(question.answers for question in read_questions(path))
+    except InputError:
+        return True

@@ -117,7 +117,12 @@ def choose_languages(
     """
     if kind.languages is None:
         return None if asked is None else tuple(asked), []
-    known: list[str] = load_function(kind.languages, task)(data, settings)
+    try:
+        known: list[str] = load_function(kind.languages, task)(data, settings)
+    except InputError as error:
+        if error.file is not None or error.__class__ is not InputError:
+            raise
+        raise InputError(f"{task}: {error.problem}", file=data, fix=error.fix) from None
     if asked is None:
         return tuple(known), []
     names = list(dict.fromkeys(map(_shorten, asked)))

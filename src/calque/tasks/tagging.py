@@ -75,8 +75,10 @@ def measure_tagging(
 def list_languages(data: Path, settings: TaskSettings, task: TaskName) -> list[str]:
     """List the languages that the files allow to test in this setting, the source first."""
     files = find_files(data, task)
-    trainable = Corpus(files, READERS[task], settings).trainable
-    return choose_tests(settings, trainable, files.tested)
+    trainable = {*Corpus(files, READERS[task], settings).trainable}
+    if settings.setting == "translate-train-all":
+        trainable |= files.untagged.keys()  # a teacher will tag them
+    return choose_tests(settings, sorted(trainable), files.tested)
 
 
 def find_files(data: Path, task: TaskName) -> TaskFiles:

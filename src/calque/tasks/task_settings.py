@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -80,6 +81,9 @@ class TaskSettings:
             _check(value is None or 0 <= value < 1, name, value, "give a share below 1")
         for name in ("weight_decay", "extra_layers"):
             _check(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or more")
+        for name in ("learning_rate", "head_learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            _check(math.isfinite(value), name, value, "give a finite number")
         _check(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "give more than 0")
         _check(self.head in ("linear", "crf"), "head", self.head, "choose linear or crf")
         _check(self.select in ("last", "best"), "select", self.select, "choose last or best")

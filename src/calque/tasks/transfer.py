@@ -48,6 +48,9 @@ def plan_runs(settings: TaskSettings, trainable: Sequence[str], tests: Sequence[
     if settings.setting == "translate-train-all":
         if not trainable:
             raise InputError("no language has files to learn from", fix="add a training file")
+        if len(set(trainable)) < 2:
+            problem = f"only {trainable[0]} has files to learn from: that is no translate-train-all"
+            raise InputError(problem, fix="add translations, or choose another setting")
         return [Run(tuple(sorted(trainable)), tuple(tests))]
     if settings.source not in trainable:
         fix = f"set source to one of: {' '.join(sorted(trainable))}" if trainable else "add one"

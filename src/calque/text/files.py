@@ -31,6 +31,8 @@ CHUNK_BYTES = 1 << 20
 ZSTD_CHUNK_BYTES = 1 << 10  # one byte may unpack to 32 KiB
 BOM = b"\xef\xbb\xbf"
 MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}
+# Ways to pack that are neither read nor written: plain text under such a name would mislead.
+FOREIGN = frozenset({".bz2", ".lzma", ".lz4", ".7z", ".zip", ".tar", ".tgz"})
 PARTIAL = ".calque-*.partial"  # what a file is called until it is whole
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FIXES = {
@@ -96,6 +98,7 @@ def open_list(path: Path | None, stack: ExitStack) -> SkippedLines | None:
 
 def check_target(path: Path, inputs: Iterable[str]) -> None:
     """Refuse a file that cannot be written, or that is also read."""
+    _refuse_foreign(path, "written")
     if not path.parent.is_dir():
         raise InputError("its folder does not exist", file=path, fix=f"mkdir -p {path.parent}")
     if path.is_dir():
@@ -194,8 +197,16 @@ def _open_bytes(path: PathLike) -> AbstractContextManager[io.BufferedReader]:
     return open(path, "rb")
 
 
+def _refuse_foreign(path: PathLike, verb: str) -> None:
+    suffix = Path(path).suffix
+    if suffix.lower() in FOREIGN or (suffix not in MAGIC and suffix.lower() in MAGIC):
+        fix = f"use {', '.join(MAGIC)} or plain text"
+        raise InputError(f"{suffix} is not {verb}", file=shown(path), fix=fix)
+
+
 def _recognize_packing(raw: io.BufferedReader, path: PathLike) -> str:
     """Tell the compression by the suffix, or for standard input by the first bytes."""
+    _refuse_foreign(path, "read")
     start = raw.peek(max(map(len, MAGIC.values())))
     if os.fspath(path) == "-":
         return next((suffix for suffix, magic in MAGIC.items() if start.startswith(magic)), "")
@@ -256,6 +267,7 @@ def _write_bytes(path: PathLike) -> Iterator[BinaryIO]:
 def _destination(path: PathLike) -> AbstractContextManager[BinaryIO]:
     if os.fspath(path) == "-":
         return _standard_output()
+    _refuse_foreign(path, "written")
     is_special = os.path.exists(path) and not os.path.isfile(path)
     target = Path(os.path.realpath(path))
     beside = target.with_name(PARTIAL.replace("*", secrets.token_hex(4)))
