@@ -42,7 +42,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.model, self.tokenizer, self._folder = model, tokenizer, folder
         self.family = self._find_family()
-        model.set_attn_implementation(register())  # any other would mix the packed sequences
+        if self.family.run is None:
+            model.set_attn_implementation(register())  # any other would mix the packed sequences
         self.fuses = False
         self.neutral: NeutralSpace | None = None
         self.maps: LanguageMaps | None = None
@@ -123,7 +124,7 @@ class Encoder(nn.Module):
     @property
     def can_fuse(self) -> bool:
         """Whether layers are of the BERT kind, which `fuses` may speed up."""
-        return self.family.layers == "encoder.layer"
+        return self.family.like_bert
 
     def check_layer(self, layer: int) -> int:
         """Turn a negative layer into a positive one; an impossible one is an error."""
@@ -139,6 +140,16 @@ class Encoder(nn.Module):
         asked = [self.n_layers] if layers is None else [self.check_layer(n) for n in layers]
         body = self.family.body_of(self.model)
         hidden = self.family.embed(body, batch)
+        run = self.family.run or self._run_packed
+        states = run(body, hidden, batch, asked)
+        if self.n_layers in states and self.family.final_norm is not None:
+            states[self.n_layers] = getattr(body, self.family.final_norm)(states[self.n_layers])
+        return [states[number][0] for number in asked]
+
+    def _run_packed(
+        self, body: Any, hidden: Tensor, batch: TokenBatch, asked: Sequence[int]
+    ) -> dict[int, Tensor]:
+        """Run layers that take their attention from here; the embedding output is layer 0."""
         dtype = working_dtype(hidden)
         attend = plan_attention(batch, dtype)
         arguments = self.family.prepare(body, hidden, batch)
@@ -152,9 +163,7 @@ class Encoder(nn.Module):
                 hidden = run_layer(layer, hidden, attend, arguments(layer))
             if number in asked:
                 states[number] = hidden
-        if self.n_layers in states and self.family.final_norm is not None:
-            states[self.n_layers] = getattr(body, self.family.final_norm)(states[self.n_layers])
-        return [states[number][0] for number in asked]
+        return states
 
     def predict_features(
         self, states: Float[Tensor, "masked hidden"]
