@@ -123,5 +123,5 @@ def test_text_longer_than_its_window_is_refused(
 ) -> None:
     """Distances have no end, but beyond its window the model has not learnt to read."""
     changes = (f"model.start={deberta_folder}", "data.max_length=129")
-    with pytest.raises(InputError, match="data.max_length=129 exceeds the model's 128"):
+    with pytest.raises(InputError, match=r"data\.max_length=129 exceeds the model's 128"):
         build_encoder(tiny_recipe(*changes), deberta_encoder.tokenizer)
