@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,3 +126,21 @@ def test_text_longer_than_its_window_is_refused(
     changes = (f"model.start={deberta_folder}", "data.max_length=129")
     with pytest.raises(InputError, match=r"data\.max_length=129 exceeds the model's 128"):
         build_encoder(tiny_recipe(*changes), deberta_encoder.tokenizer)
+
+
+@pytest.mark.slow
+def test_shards_do_as_copies(
+    tiny_recipe: MakeRecipe,
+    train_in_two: Callable[..., subprocess.CompletedProcess[str]],
+    deberta_folder: Path,
+    text: Path,
+    tmp_path: Path,
+) -> None:
+    """Distances are embedded outside the layers, in weights that are shards, too."""
+    changes = [f"model.start={deberta_folder}", "schedule.steps=3", "model.dropout=0"]
+    changes += ["model.attention_dropout=0"]
+    for kind in ("ddp", "fsdp"):
+        recipe = tiny_recipe(*changes, f"engine.distributed={kind}")
+        done = train_in_two(tmp_path / kind, recipe, text, sharded=kind == "fsdp")
+        assert done.returncode == 0, done.stderr
+    LOOP["assert_close_runs"](tmp_path / "ddp" / "run", tmp_path / "fsdp" / "run")
