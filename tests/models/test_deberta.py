@@ -6,6 +6,7 @@ import json
 import shutil
 import warnings
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, DebertaV2Config
 
+from calque.models.deberta import _pad, _share_rows, find_distances
 from calque.models.encoder import Encoder
 from calque.models.loading import HeadlessCheckpoint, build_model
 from calque.models.seq2seq_start import DecoderPlan, build_seq2seq, start_afresh
@@ -175,10 +177,12 @@ def test_a_sentencepiece_file_alone_names_the_package(
     load_tokenizer(folder)
 
 
-@pytest.mark.parametrize("reset", [False, True])
-@pytest.mark.parametrize("conv", [0, 3])
+@pytest.mark.parametrize(
+    ("reset", "known", "conv"),
+    [(False, True, 0), (False, False, 0), (True, False, 0), (True, False, 3)],
+)
 def test_compiled_it_is_one_graph_for_all_batches(
-    reset: bool, conv: int, deberta_encoder: Encoder
+    reset: bool, known: bool, conv: int, deberta_encoder: Encoder
 ) -> None:
     from torch._dynamo.testing import CompileCounter
 
@@ -192,10 +196,30 @@ def test_compiled_it_is_one_graph_for_all_batches(
     compiled = torch.compile(encoder.forward, fullgraph=True, dynamic=False, backend=counter)
     for n_pairs in (3, 1):
         batch = read_pairs(encoder, reset=reset, rows=True, n_pairs=n_pairs)
+        batch = replace(batch, counts_on=known)
         real = batch.ids != 0
         found, expected = compiled(batch)[0][real], encoder(batch)[0][real]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_one_square_of_distances_serves_all_where_positions_count_on(
+    rows: bool, deberta_encoder: Encoder
+) -> None:
+    """Their numbers, one for each two tokens and head, are what fills the memory otherwise."""
+    body = deberta_encoder.family.body_of(deberta_encoder.model)
+    batches = [read_pairs(deberta_encoder, reset=reset, rows=rows) for reset in (False, True)]
+    plain = pack(Ragged.of([[1, 5, 6, 2], [1, 7, 2]]), pad_id=0)
+    assert [batch.counts_on for batch in (*batches, plain)] == [False, False, True]
+    tables = [_share_rows(batch) if rows else _pad(batch) for batch in batches]
+    found = [find_distances(body, *each) for each in zip(batches, tables, strict=True)]
+    longest = tables[0].shape[1]
+    assert [tuple(numbers.shape) for numbers in found if numbers is not None] == [
+        (1, 1, longest, longest),
+        (1, 3 * 4, longest, longest),  # three rows or pairs, four heads
+    ]
+    assert torch.equal(found[0][0, 0], body.encoder.get_rel_pos(torch.zeros(1, longest, 1))[0])
 
 
 @pytest.mark.parametrize("rows", [False, True])

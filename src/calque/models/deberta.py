@@ -104,7 +104,8 @@ def find_distances(body: Any, batch: TokenBatch, table: Table) -> Int[Tensor, "1
     if not encoder.relative_attention:
         return None
     longest = table.shape[1]
-    if not torch.compiler.is_compiling() and _counts_on(body, batch):
+    # Compiled, nobody can look at the numbers.
+    if batch.counts_on or (not torch.compiler.is_compiling() and _counts_on(body, batch)):
         places = torch.arange(longest, device=batch.ids.device)[None]
         return _number(encoder, places)[:, None]
     places = table.lay(batch.positions[:, None])[..., 0]
