@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +67,56 @@ def tiny_folder(tiny_encoder: Encoder, tmp_path_factory: pytest.TempPathFactory)
     """The same encoder as a plain Hugging Face folder."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tiny_encoder.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def deberta_encoder(demo_rows: list[tuple[str, str, str]]) -> Encoder:
+    """3 layers × 64, described and with marks as mDeBERTa-v3; do not train it: copy it."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import DebertaV2Config, DebertaV2Tokenizer
+
+    from calque.models.encoder import Encoder
+    from calque.models.loading import build_model
+
+    learner = Tokenizer(models.Unigram())
+    learner.pre_tokenizer = pre_tokenizers.Metaspace()
+    marks = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=1200, special_tokens=marks, unk_token="[UNK]", show_progress=False
+    )
+    learner.train_from_iterator([text for row in demo_rows for text in row[1:]], trainer)
+    pieces = json.loads(learner.to_str())["model"]["vocab"]
+    tokenizer = DebertaV2Tokenizer(vocab=[tuple(piece) for piece in pieces], unk_id=3)
+    config = DebertaV2Config(
+        vocab_size=len(tokenizer) + 7,  # mDeBERTa's table has rows to spare, too
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=96,
+        max_position_embeddings=128,
+        relative_attention=True,
+        max_relative_positions=-1,
+        position_buckets=32,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type="p2c|c2p",
+        position_biased_input=False,
+        type_vocab_size=0,
+        layer_norm_eps=1e-7,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Encoder(build_model(config), tokenizer).eval()
+
+
+@pytest.fixture(scope="session")
+def deberta_folder(deberta_encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same encoder as a plain Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("models") / "deberta"
+    deberta_encoder.save(folder)
     return folder
 
 

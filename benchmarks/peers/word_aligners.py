@@ -107,7 +107,7 @@ def write_as_bert(job: Job) -> tuple[Path, Any]:
     from awesome_align.modeling import BertForMaskedLM
 
     encoder = Encoder.load(job.folder)
-    if encoder.family.layers != "encoder.layer":
+    if not encoder.can_fuse:
         raise ValueError("not a model of the BERT kind")
     config = encoder.model.config
     model = BertForMaskedLM(BertConfig(vocab_size_or_config_json_file=None, **shape_of(config)))

@@ -57,7 +57,8 @@ class TokenBatch:
     a final sequence of padding ids may fill a batch up to a fixed shape (see `text.batching`).
     `positions` count from 0 in every sequence unless an objective says otherwise; `n_real`
     counts the tokens that are not padding. With `row` above 0 no sequence crosses a multiple
-    of it, so that attention may work on rows of that many tokens.
+    of it, so that attention may work on rows of that many tokens. `counts_on` is true where
+    positions are known to count from 0 to the end of every sequence that is not padding.
     """
 
     ids: Int[Tensor, "tokens"]
@@ -66,6 +67,7 @@ class TokenBatch:
     longest: int
     n_real: int
     row: int = 0
+    counts_on: bool = False
 
     def to(self, device: torch.device | str) -> TokenBatch:
         """Copy the arrays to a device, without waiting for the copy."""

@@ -290,6 +290,44 @@ def test_xlm_align_goes_on_from_an_aligned_model(capfd: pytest.CaptureFixture[st
     assert content["num_hidden_layers"] == 8
 
 
+FROM_DEBERTA: dict[str, dict[str, Any]] = {
+    "xlm-align": {"engine.accumulation": 1},
+    "weak": {},
+    "linear-map": {},
+    "x2s-dcca": {},
+    "xlm-kd": {
+        "tokenizer.path": "null",
+        "objectives.0.teacher": "deberta",
+        "objectives.0.languages": "[de]",
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FROM_DEBERTA)
+def test_recipes_go_on_from_deberta(
+    name: str, deberta_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Links found and given, maps, vectors, a teacher's guesses: what reads pairs and layers."""
+    from transformers import AutoModelForMaskedLM
+
+    Path("deberta").symlink_to(deberta_folder)
+    kept = ("data.", "objectives.", "optimizer.", "checkpoints.", "telemetry.")
+    changes = {key: value for key, value in TINY.items() if key.startswith(kept)}
+    changes |= {"schedule.steps": 4, "schedule.warmup": 1, "model.start": "deberta"}
+    assert run(["train", name, *options(changes | FROM_DEBERTA[name])]) == 0
+    told = capfd.readouterr().err
+    assert "training a tokenizer" not in told
+    for values in read_losses(f"runs/{name}").values():
+        assert np.isfinite(values).all()
+    folder = f"runs/{name}/model"
+    model, found = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(found.values())
+    before = AutoModelForMaskedLM.from_pretrained(deberta_folder).state_dict()
+    key = "deberta.encoder.rel_embeddings.weight"
+    assert torch.equal(model.state_dict()[key], before[key]) == (name == "linear-map")
+
+
 @pytest.mark.slow
 def test_linear_maps_are_solved_from_text_in_one_pass(capfd: pytest.CaptureFixture[str]) -> None:
     """The same recipe with another solver; the model is used with its maps, and without."""

@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
     CamembertConfig,
+    DebertaV2Config,
     DistilBertConfig,
     ModernBertConfig,
     RobertaConfig,
@@ -53,6 +54,25 @@ def modernbert(window: int) -> Callable[[], Any]:
     return lambda: ModernBertConfig(**SIZES, **MODERN, local_attention=window)
 
 
+# As mDeBERTa-v3's, but with buckets that short sentences fill.
+RELATIVE: dict[str, Any] = {
+    "relative_attention": True,
+    "max_relative_positions": -1,
+    "position_buckets": 8,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+}
+
+
+def deberta(**changes: Any) -> Callable[[], Any]:
+    """Describe a DeBERTa like mDeBERTa-v3 but for the changes."""
+    return lambda: DebertaV2Config(**SIZES, **(RELATIVE | changes))
+
+
 CONFIGS: dict[str, Callable[[], Any]] = {
     "bert": lambda: BertConfig(**SIZES),
     "roberta": lambda: RobertaConfig(**SIZES),
@@ -69,8 +89,19 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "modernbert, window shorter than sentences": modernbert(6),
     "modernbert, window longer than sentences": modernbert(64),
+    "deberta, as mdeberta-v3": deberta(),
+    "deberta, 256 buckets": deberta(position_buckets=256),
+    "deberta, as v2-xlarge": deberta(
+        conv_kernel_size=3, conv_act="gelu", position_biased_input=True, type_vocab_size=2
+    ),
+    "deberta, own projections": deberta(
+        share_att_key=False, position_buckets=-1, max_relative_positions=6, norm_rel_ebd="none"
+    ),
+    "deberta, narrow embeddings": deberta(embedding_size=24, pos_att_type="p2c"),
+    "deberta, no distances": deberta(relative_attention=False, position_biased_input=True),
 }
-ABSOLUTE = [name for name in CONFIGS if "modernbert" not in name]
+SHIFTED = ["roberta", "xlm-roberta", "camembert"]
+ABSOLUTE = ["bert", *SHIFTED, "distilbert", "deberta, as v2-xlarge", "deberta, no distances"]
 FUSED = ["bert", "roberta", "xlm-roberta", "camembert"]
 each_config = pytest.mark.parametrize("name", CONFIGS)
 
@@ -83,8 +114,10 @@ def models() -> dict[str, tuple[Encoder, Any]]:
         reference = AutoModelForMaskedLM.from_config(make_config(), attn_implementation="eager")
         generator = torch.Generator().manual_seed(len(name))
         with torch.no_grad():
-            for parameter in reference.parameters():  # large, so that attention is not even
-                parameter.normal_(0, 0.3, generator=generator)
+            for key, parameter in reference.named_parameters():
+                parameter.normal_(0, 0.3, generator=generator)  # large: attention is not even
+                if "deberta" in name and key.endswith("LayerNorm.weight"):
+                    parameter += 1  # or distances would hardly matter
         model = build_model(make_config())
         model.load_state_dict(reference.state_dict())
         result[name] = Encoder(model, None).eval(), reference.eval()  # type: ignore[arg-type]
@@ -213,17 +246,48 @@ def test_padding_does_not_leak(name: str, models: dict[str, tuple[Encoder, Any]]
     assert_like(filled[here], alone)
 
 
+def read_at(reference: Any, ids: Tensor, positions: Tensor) -> Tensor:
+    """Let transformers count positions, and distances where a model has such, as they are given."""
+    encoder = reference.base_model.encoder if reference.config.model_type == "deberta-v2" else None
+    if encoder is None or not encoder.relative_attention:
+        output = reference(ids, position_ids=positions, output_hidden_states=True)
+        return output.hidden_states[-1][0]
+    embedded = reference.base_model.embeddings(ids, position_ids=positions)
+    square = encoder.get_rel_pos(embedded.new_zeros(1, 64, 1))[0]
+    relative = square[positions[0]][:, positions[0]][None]
+    return encoder(embedded, torch.ones_like(ids), relative_pos=relative).last_hidden_state[0]
+
+
 @each_config
 def test_positions_may_be_given(name: str, models: dict[str, tuple[Encoder, Any]]) -> None:
     """TLM counts the second sentence from 0 again; transformers takes the same as position_ids."""
     encoder, reference = models[name]
     positions = np.array([*range(12), *range(9)])
     batch = pack(Ragged.of(SENTENCES[:1]), positions=positions, pad_id=PAD)
-    first = PAD + 1 if name in ("roberta", "xlm-roberta", "camembert") else 0
+    first = PAD + 1 if name in SHIFTED else 0
     ids, where = batch.ids[None], torch.from_numpy(positions)[None] + first
-    expected = reference(ids, position_ids=where, output_hidden_states=True).hidden_states[-1]
-    assert_like(encoder(batch)[0], expected[0])
-    assert (expected[0] - encoder(BATCHES["one"])[0]).abs().max() > 1e-3
+    expected = read_at(reference, ids, where)
+    assert_like(encoder(batch)[0], expected)
+    assert (expected - encoder(BATCHES["one"])[0]).abs().max() > 1e-3
+
+
+@each_config
+@pytest.mark.parametrize("shape", [None, SHAPE], ids=["packed", "fixed shape"])
+def test_positions_of_one_sentence_leave_others_alone(
+    name: str, shape: BatchShape | None, models: dict[str, tuple[Encoder, Any]]
+) -> None:
+    """Each sentence of a batch begins anew at another token, if at all."""
+    encoder, reference = models[name]
+    cuts = [12, 4, 1, 1, 30, 2]
+    counted = [[*range(cut), *range(len(s) - cut)] for cut, s in zip(cuts, SENTENCES, strict=True)]
+    positions = np.concatenate([np.array(numbers, dtype=np.int64) for numbers in counted])
+    batch = pack(Ragged.of(SENTENCES), positions=positions, shape=shape, pad_id=PAD)
+    (found,), first = encoder(batch), PAD + 1 if name in SHIFTED else 0
+    places = {tuple(batch.ids[span].tolist()): span for span in spans(batch)}
+    for sentence, numbers in zip(SENTENCES, counted, strict=True):
+        where = torch.tensor([numbers]) + first
+        expected = read_at(reference, torch.tensor([sentence]), where)
+        assert_like(found[places[tuple(sentence)]], expected)
 
 
 @each_config
@@ -274,7 +338,7 @@ def test_the_longest_sequence_is_what_the_positions_allow(
     name: str, models: dict[str, tuple[Encoder, Any]]
 ) -> None:
     encoder, reference = models[name]
-    assert encoder.max_tokens == (34 if name in ("bert", "distilbert") else 32)
+    assert encoder.max_tokens == (32 if name in SHIFTED else 34)
     fits = torch.tensor(draw_sentences([encoder.max_tokens]))
     batch = pack(Ragged.of(fits.tolist()), pad_id=PAD)
     expected = reference(fits, output_hidden_states=True).hidden_states[-1][0]
@@ -324,6 +388,10 @@ def test_building_leaves_the_configuration_alone() -> None:
     [
         ("xlm-roberta", {"attention_probs_dropout_prob": 0.5, "hidden_dropout_prob": 0.0}),
         ("modernbert, window shorter than sentences", {"attention_dropout": 0.5}),
+        (
+            "deberta, as mdeberta-v3",
+            {"attention_probs_dropout_prob": 0.5, "hidden_dropout_prob": 0.0},
+        ),
     ],
 )
 def test_attention_drops_out_in_training_only(

@@ -14,6 +14,7 @@ import torch
 from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
+    DebertaV2Config,
     DistilBertConfig,
     ModernBertConfig,
     RobertaConfig,
@@ -29,7 +30,7 @@ from calque.types import InputError
 TOYS = runpy.run_path(str(Path(__file__).parents[1] / "toy_tokenizers.py"))
 WORDS = ["▁cat", "▁dog", "▁house", "s", "▁the", "▁sleeps", "▁big", "▁Tom", "er", ".", "▁a", "▁of"]
 TEXT = "the big cat sleeps ."
-KINDS = ("bert", "distilbert", "roberta", "xlm-roberta", "modernbert")
+KINDS = ("bert", "distilbert", "roberta", "xlm-roberta", "modernbert", "deberta-v2")
 SHAPE = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -44,6 +45,15 @@ def make_config(kind: str, n_rows: int, pad: int, **more: Any) -> Any:
     if kind in ("bert", "distilbert"):
         make = BertConfig if kind == "bert" else DistilBertConfig
         return make(vocab_size=n_rows, max_position_embeddings=20, **ids, **SHAPE, **more)
+    if kind == "deberta-v2":
+        return DebertaV2Config(
+            vocab_size=n_rows,
+            relative_attention=True,
+            pos_att_type="p2c|c2p",
+            **ids,
+            **SHAPE,
+            **more,
+        )
     if kind == "modernbert":
         ids |= {"cls_token_id": 0, "sep_token_id": 2}
         return ModernBertConfig(vocab_size=n_rows, **ids, **SHAPE, **more)

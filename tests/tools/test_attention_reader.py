@@ -12,6 +12,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     BertConfig,
+    DebertaV2Config,
     DistilBertConfig,
     ModernBertConfig,
     PreTrainedTokenizerFast,
@@ -112,7 +113,7 @@ def test_the_embedded_model_reads_as_it_was_trained() -> None:
     assert "".join(found.tgt).replace("·", "") == "请坐"
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert", "deberta"])
 def test_other_families_too(
     kind: str, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
@@ -130,6 +131,9 @@ def test_other_families_too(
         "bert": lambda: BertConfig(**sizes),
         "distilbert": lambda: DistilBertConfig(**sizes),
         "modernbert": lambda: ModernBertConfig(**sizes, **marks),
+        "deberta": lambda: DebertaV2Config(
+            **sizes, relative_attention=True, pos_att_type="p2c|c2p", position_biased_input=False
+        ),
     }
     config = configs[kind]()
     fill(Encoder(build_model(config), tiny_tokenizer)).save(tmp_path)
@@ -140,6 +144,33 @@ def test_other_families_too(
     n_src, n_tgt = len(found.src), len(found.tgt)
     expected = weights[:, 1 : 1 + n_src, n_src + 3 : n_src + 3 + n_tgt]
     np.testing.assert_allclose(found.src_to_tgt, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_distances_are_counted_as_asked_for(deberta_encoder: Encoder, deberta_folder: Path) -> None:
+    """What the reader tells is what the encoder computes with, where a sentence begins anew."""
+    (onward,), (reset,) = (
+        read_pair(str(deberta_folder), SRC, TGT, positions=positions)
+        for positions in ("continue", "reset")
+    )
+    tokenizer, model = deberta_encoder.tokenizer, deberta_encoder.model
+    ids = tokenizer(SRC, TGT, return_tensors="pt")["input_ids"]
+    n_src, n_tgt = len(onward.src), len(onward.tgt)
+    tgt = slice(n_src + 2, n_src + 2 + n_tgt)
+    body = model.deberta
+    expected = average_heads(body(ids, output_attentions=True).attentions)
+    np.testing.assert_allclose(onward.src_to_tgt, expected[:, 1 : 1 + n_src, tgt], rtol=1e-4)
+    places = torch.tensor([*range(n_src + 2), *range(n_tgt + 1)])
+    embedded, encoder = body.embeddings(ids), body.encoder
+    square = encoder.get_rel_pos(embedded.new_zeros(1, 64, 1))[0]
+    read = encoder(
+        embedded,
+        torch.ones_like(ids),
+        relative_pos=square[places][:, places][None],
+        output_attentions=True,
+    )
+    expected = average_heads(read.attentions)
+    np.testing.assert_allclose(reset.src_to_tgt, expected[:, 1 : 1 + n_src, tgt], rtol=1e-4)
+    assert not np.allclose(onward.src_to_tgt, reset.src_to_tgt, rtol=1e-3)
 
 
 def test_what_cannot_be_read_is_told() -> None:

@@ -86,13 +86,7 @@ def plan_rows(batch: TokenBatch, read: TokenBatch) -> Attend:
     Sentences are short: a flash kernel computes a tile of 128 × 128 for each of them, rows
     share one tile among several. Being plain products, all of it compiles and fuses.
     """
-    n_tokens, row = len(batch.ids), batch.row
-    steps = torch.arange(n_tokens, device=batch.ids.device, dtype=torch.int32)
-    asking = torch.bucketize(steps, batch.offsets[1:], right=True).view(-1, 1, row)
-    asked = asking
-    if read is not batch:
-        asked = torch.bucketize(steps, read.offsets[1:], right=True).view(-1, 1, row)
-    same = asking[..., :, None] == asked[..., None, :]
+    row, same = batch.row, find_same(batch, read)
 
     def attend(
         query: Float[Tensor, "tokens heads size"],
@@ -102,7 +96,7 @@ def plan_rows(batch: TokenBatch, read: TokenBatch) -> Attend:
         scale: float,
         window: int | None,
     ) -> Float[Tensor, "tokens heads size"]:
-        mask = same if window is None else _add_window(same, row, window, steps.device)
+        mask = same if window is None else _add_window(same, row, window, same.device)
         shape = (-1, row, *query.shape[1:])
         q, k, v = (states.view(shape).transpose(1, 2) for states in (query, key, value))
         scores = (q @ k.transpose(-1, -2)) * scale
@@ -111,6 +105,17 @@ def plan_rows(batch: TokenBatch, read: TokenBatch) -> Attend:
         return mixed.transpose(1, 2).reshape(query.shape)
 
     return attend
+
+
+def find_same(batch: TokenBatch, read: TokenBatch) -> Bool[Tensor, "rows 1 row row"]:
+    """Tell which tokens of a row belong to one sequence, or to that number of it in `read`."""
+    n_tokens, row = len(batch.ids), batch.row
+    steps = torch.arange(n_tokens, device=batch.ids.device, dtype=torch.int32)
+    asking = torch.bucketize(steps, batch.offsets[1:], right=True).view(-1, 1, row)
+    asked = asking
+    if read is not batch:
+        asked = torch.bucketize(steps, read.offsets[1:], right=True).view(-1, 1, row)
+    return asking[..., :, None] == asked[..., None, :]
 
 
 def _padded_attention(batch: TokenBatch) -> Attend:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -42,7 +43,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.model, self.tokenizer, self._folder = model, tokenizer, folder
         self.family = self._find_family()
-        model.set_attn_implementation(register())  # any other would mix the packed sequences
+        if self.family.run is None:
+            model.set_attn_implementation(register())  # any other would mix the packed sequences
         self.fuses = False
         self.neutral: NeutralSpace | None = None
         self.maps: LanguageMaps | None = None
@@ -123,7 +125,7 @@ class Encoder(nn.Module):
     @property
     def can_fuse(self) -> bool:
         """Whether layers are of the BERT kind, which `fuses` may speed up."""
-        return self.family.layers == "encoder.layer"
+        return self.family.like_bert
 
     def check_layer(self, layer: int) -> int:
         """Turn a negative layer into a positive one; an impossible one is an error."""
@@ -139,19 +141,8 @@ class Encoder(nn.Module):
         asked = [self.n_layers] if layers is None else [self.check_layer(n) for n in layers]
         body = self.family.body_of(self.model)
         hidden = self.family.embed(body, batch)
-        dtype = working_dtype(hidden)
-        attend = plan_attention(batch, dtype)
-        arguments = self.family.prepare(body, hidden, batch)
-        states = {0: hidden}
-        if self.fuses:
-            hidden = hidden.to(dtype)
-        for number, layer in enumerate(self.family.layers_of(self.model)[: max(asked)], start=1):
-            if self.fuses:
-                hidden = run_fused_layer(layer, hidden, attend)
-            else:
-                hidden = run_layer(layer, hidden, attend, arguments(layer))
-            if number in asked:
-                states[number] = hidden
+        run = self.family.run or partial(_run_packed, self)
+        states = run(body, hidden, batch, asked)
         if self.n_layers in states and self.family.final_norm is not None:
             states[self.n_layers] = getattr(body, self.family.final_norm)(states[self.n_layers])
         return [states[number][0] for number in asked]
@@ -170,6 +161,27 @@ class Encoder(nn.Module):
     def _find_family(self) -> Family:
         """Look up where the parts of the encoder are."""
         return family_of(self.config.model_type, self._folder)
+
+
+def _run_packed(
+    encoder: Encoder, body: Any, hidden: Tensor, batch: TokenBatch, asked: Collection[int]
+) -> dict[int, Tensor]:
+    """Run layers that take their attention from here; the embedding output is layer 0."""
+    dtype = working_dtype(hidden)
+    attend = plan_attention(batch, dtype)
+    arguments = encoder.family.prepare(body, hidden, batch)
+    states = {0: hidden}
+    if encoder.fuses:
+        hidden = hidden.to(dtype)
+    layers = encoder.family.layers_of(encoder.model)[: max(asked)]
+    for number, layer in enumerate(layers, start=1):
+        if encoder.fuses:
+            hidden = run_fused_layer(layer, hidden, attend)
+        else:
+            hidden = run_layer(layer, hidden, attend, arguments(layer))
+        if number in asked:
+            states[number] = hidden
+    return states
 
 
 def working_dtype(hidden: Tensor) -> torch.dtype:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from calque.models.deberta import run_deberta
 from calque.types import InputError
 
 if TYPE_CHECKING:
@@ -32,6 +33,12 @@ class Family:
     # Parts of a checkpoint that the encoder does without, or that may start afresh.
     optional: tuple[str, ...] = ("pooler", "position_ids", "seq_relationship")
     head_prefixes: tuple[str, ...] = ("lm_head", "cls", "head", "decoder")
+    # Whether layers are BERT's, which may run fused, and whose attention may read another sentence.
+    like_bert: bool = False
+    # Runs all layers where they attend in a way of their own, not in one that Calque gives them.
+    run: Callable[[Any, Tensor, TokenBatch, Collection[int]], dict[int, Tensor]] | None = None
+    # Where a checkpoint may have other names for the same weights, as `from_pretrained` takes them.
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def body_of(self, model: nn.Module) -> Any:
         """Return the model without its language-modelling head."""
@@ -60,7 +67,7 @@ def _embed_bert(body: Any, batch: TokenBatch) -> Tensor:
     return embedded[None]
 
 
-def _embed_distilbert(body: Any, batch: TokenBatch) -> Tensor:
+def _embed_plainly(body: Any, batch: TokenBatch) -> Tensor:
     embedded: Tensor = body.embeddings(batch.ids[None], position_ids=batch.positions[None])
     return embedded
 
@@ -91,7 +98,9 @@ def _distilbert_head(model: Any) -> Callable[[Tensor], Tensor]:
     return lambda states: model.vocab_layer_norm(model.activation(model.vocab_transform(states)))
 
 
-_ROBERTA = Family("roberta", "encoder.layer", _embed_bert, _no_arguments, _roberta_head)
+_ROBERTA = Family(
+    "roberta", "encoder.layer", _embed_bert, _no_arguments, _roberta_head, like_bert=True
+)
 
 FAMILIES: dict[str, Family] = {
     "bert": Family(
@@ -100,6 +109,7 @@ FAMILIES: dict[str, Family] = {
         _embed_bert,
         _no_arguments,
         lambda model: model.cls.predictions.transform,
+        like_bert=True,
     ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
@@ -107,7 +117,7 @@ FAMILIES: dict[str, Family] = {
     "distilbert": Family(
         "distilbert",
         "transformer.layer",
-        _embed_distilbert,
+        _embed_plainly,
         _no_arguments,
         _distilbert_head,
         head_prefixes=("vocab_",),
@@ -119,6 +129,18 @@ FAMILIES: dict[str, Family] = {
         _rotary_arguments,
         lambda model: model.head,
         final_norm="final_norm",
+    ),
+    "deberta-v2": Family(  # of DeBERTa-v3 and mDeBERTa, too
+        "deberta",
+        "encoder.layer",
+        _embed_plainly,
+        _no_arguments,
+        lambda model: model.cls.predictions.transform,
+        run=run_deberta,
+        renamed={
+            r"^lm_predictions\.lm_head\.(dense|LayerNorm)\.": r"cls.predictions.transform.\1.",
+            r"^lm_predictions\.lm_head\.bias": "cls.predictions.bias",
+        },
     ),
 }
 

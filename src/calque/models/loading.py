@@ -90,9 +90,8 @@ def build_model(config: Any) -> PreTrainedModel:
     from transformers import AutoModelForMaskedLM
 
     family_of(config.model_type, None)
-    model: Any = AutoModelForMaskedLM.from_config(
-        copy.deepcopy(config), attn_implementation=attention.register()
-    )
+    config = _choose_head(copy.deepcopy(config))
+    model: Any = AutoModelForMaskedLM.from_config(config, attn_implementation=attention.register())
     return model  # type: ignore[no-any-return]
 
 
@@ -108,7 +107,8 @@ def save_checkpoint(
     if dtype is not None:
         state = {key: x.to(dtype) if x.is_floating_point() else x for key, x in state.items()}
     with quiet():
-        model.save_pretrained(folder, state_dict=state)
+        # Under the names that the model has, whatever those of the checkpoint before were.
+        model.save_pretrained(folder, state_dict=state, save_original_format=False)
         tokenizer.save_pretrained(folder)
     _name_tokenizer(folder / "tokenizer_config.json")
     if dtype is not None:
@@ -179,12 +179,19 @@ def load_config(folder: Path) -> Any:
             inside = folder / "encoder"
             raise InputError("this is an encoder–decoder", file=folder, fix=f"give {inside}")
         family_of(content.get("model_type"), folder)
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return _choose_head(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     except InputError:
         raise
     except Exception as error:  # not JSON, not an object, or a value of the wrong type
         problem = f"not the configuration of a model: {' '.join(str(error).split())}"
         raise InputError(problem, file=path, fix=fix) from error
+
+
+def _choose_head(config: Any) -> Any:
+    """Take the one head of DeBERTa's two that transformers loads: they differ in names alone."""
+    if getattr(config, "legacy", None) is False:
+        config.legacy = True
+    return config
 
 
 def _set_plug(folder: Path, config: Any, *, plugged: bool) -> None:
@@ -213,6 +220,7 @@ def _load_weights(folder: Path, config: Any, family: Family, dtype: torch.dtype)
                 use_safetensors=True,
                 trust_remote_code=False,
                 attn_implementation=attention.register(),
+                key_mapping=dict(family.renamed) or None,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # `_check_keys` refuses them, by name
             )
@@ -237,13 +245,15 @@ def refuse_pickle(folder: Path) -> None:
             file=folder,
             fix="convert it with safetensors' convert script and remove the pickle",
         )
-    raise InputError("no model.safetensors here", file=folder, fix="give the model's folder")
+    fix = "give the model's folder; one that the hub has as a pickle alone must be converted first"
+    raise InputError("no model.safetensors here", file=folder, fix=fix)
 
 
 def _check_keys(folder: Path, family: Family, info: dict[str, Any]) -> None:
     """Refuse weights that do not fill the body, or that hold more layers; say a missing head."""
     mismatched = [entry[0] for entry in info["mismatched_keys"]]
-    surplus = [key for key in info["unexpected_keys"] if f"{family.layers}." in key]
+    around = family.layers.split(".")[0]
+    surplus = [key for key in info["unexpected_keys"] if f"{around}." in key]
     surplus = [key for key in surplus if f".{PLUG}." not in key]
     missing = [
         key for key in info["missing_keys"] if not any(part in key for part in family.optional)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -120,7 +120,8 @@ def pack(
 ) -> TokenBatch:
     """Lay sequences end to end; with a shape, lay them in rows and fill those with padding."""
     if positions is None:
-        positions = ranges(np.zeros_like(ragged.lengths), ragged.lengths)
+        plain = ranges(np.zeros_like(ragged.lengths), ragged.lengths)
+        return replace(pack(ragged, positions=plain, shape=shape, pad_id=pad_id), counts_on=True)
     if shape is not None:
         return _pack_rows(ragged, positions, shape, pad_id)
     offsets = np.concatenate([[0], np.cumsum(ragged.lengths)])

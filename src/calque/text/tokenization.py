@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,6 +123,7 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
     # Without its files, transformers would make up a tokenizer that knows no word.
     if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
         raise InputError("no tokenizer here", file=name, fix=fix)
+    _check_sentencepiece(folder)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises nothing more precise
@@ -132,6 +134,18 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
             "this tokenizer has no fast version", file=name, fix="convert it to tokenizer.json"
         )
     return tokenizer  # type: ignore[no-any-return]
+
+
+def _check_sentencepiece(folder: Path) -> None:
+    """Refuse a tokenizer that is a SentencePiece file alone where nothing here can read it."""
+    files = [path for pattern in TOKENIZER_FILES for path in sorted(folder.glob(pattern))]
+    is_alone = bool(files) and all(path.suffix == ".model" for path in files)
+    if is_alone and find_spec("sentencepiece") is None:
+        raise InputError(
+            "transformers reads this with the package sentencepiece, which is not installed",
+            file=files[0],
+            fix="pip install sentencepiece, or save the tokenizer as tokenizer.json elsewhere",
+        )
 
 
 def lift_limits(backend: Tokenizer) -> Tokenizer:

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from calque.models.attention import NAME
+from calque.models.deberta import read_attentions
 from calque.models.encoder import Encoder
 from calque.models.veco import Veco, find_full
 from calque.text.tokenization import encode_sentences
-from calque.types import InputError, PairAttention
+from calque.types import InputError, PairAttention, TokenBatch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -103,16 +104,26 @@ def _measure_side_by_side(
     places = torch.arange(len(ids))
     if positions == "reset":  # the first mark between ends the source, a second begins the target
         places[n_src + 2 :] -= n_src + 2
-    body = encoder.family.body_of(encoder.model)
-    first = getattr(body.embeddings, "padding_idx", None)  # RoBERTa counts positions after it
-    places += 0 if first is None else first + 1
-    with _eager(encoder):
-        read = body(torch.tensor([ids]), position_ids=places[None], output_attentions=True)
-    weights = _stack(read.attentions)
+    weights = _stack(_read(encoder, ids, places))
     start = 1 + n_src + pair.between
     src, tgt = slice(1, 1 + n_src), slice(start, start + n_tgt)
     even = 2 * n_src * n_tgt / (n_src + n_tgt) / len(ids)
     return "self-attention", weights[:, src, tgt], weights[:, tgt, src], even
+
+
+def _read(encoder: Encoder, ids: Sequence[int], places: Tensor) -> Sequence[Tensor]:
+    """Give the attention inside one sequence by layer."""
+    body = encoder.family.body_of(encoder.model)
+    if encoder.family.run is not None:  # distances are counted by places, too
+        offsets = torch.tensor([0, len(ids)])
+        batch = TokenBatch(torch.tensor(ids), places, offsets, len(ids), len(ids))
+        return read_attentions(body, batch)
+    first = getattr(body.embeddings, "padding_idx", None)  # RoBERTa counts positions after it
+    places = places + (0 if first is None else first + 1)
+    with _eager(encoder):
+        read = body(torch.tensor([ids]), position_ids=places[None], output_attentions=True)
+    attentions: Sequence[Tensor] = read.attentions
+    return attentions
 
 
 def _measure_across(veco: Veco, pair: _Pair) -> tuple[str, FloatArray, FloatArray, float]:
