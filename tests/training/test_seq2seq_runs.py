@@ -221,6 +221,14 @@ def test_keys_that_exclude_each_other(tiny_recipe: MakeRecipe) -> None:
             "decoder.layers=3, but there are 2",
         ),
         (["model.decoder={}", "model.start={writer}", "data.max_length=65"], "the model's 64"),
+        (
+            [
+                "objectives=[{kind: cross_attention_lm, batch_tokens: 512}]",
+                "model.cross_attention=random",
+                "model.architecture=modernbert",
+            ],
+            "'modernbert' have no cross-attention",
+        ),
     ],
 )
 def test_mistakes_are_said_before_text_is_prepared(

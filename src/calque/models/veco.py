@@ -17,7 +17,7 @@ from torch import nn
 from calque.models import attention
 from calque.models.attention import plan_attention
 from calque.models.encoder import Encoder, working_dtype
-from calque.models.families import run_fused_cross_layer, run_layer
+from calque.models.families import family_of, run_fused_cross_layer, run_layer
 from calque.models.loading import (
     EMBEDDED,
     PLUG,
@@ -72,10 +72,7 @@ class Veco(Encoder):
         but passes its input on, so that S begins near H. A whole copy of the self-attention begins
         far worse than a random start (LOG.md).
         """
-        if not encoder.can_fuse:
-            kind = encoder.model.config.model_type
-            fix = "use an encoder of the BERT or the RoBERTa kind"
-            raise InputError(f"encoders of type {kind!r} have no cross-attention", fix=fix)
+        check_plugs(encoder.model.config.model_type)
         model = _build_plugged(encoder)
         found: Any = model.load_state_dict(encoder.model.state_dict(), strict=False)
         assert not found.unexpected_keys
@@ -151,6 +148,13 @@ def _build_plugged(encoder: Encoder) -> PreTrainedModel:
             config, attn_implementation=attention.register()
         )
     return model  # type: ignore[no-any-return]
+
+
+def check_plugs(model_type: str) -> None:
+    """Refuse a family whose layers have no cross-attention."""
+    if not family_of(model_type, None).like_bert:
+        fix = "use an encoder of the BERT or the RoBERTa kind"
+        raise InputError(f"encoders of type {model_type!r} have no cross-attention", fix=fix)
 
 
 def _plain_config(config: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 
 from calque.models.encoder import Encoder
 from calque.models.language_tokens import without_languages
-from calque.models.loading import build_model, find_folder, read_window
+from calque.models.loading import build_model, find_folder, load_config, read_window
 from calque.models.seq2seq_start import (
     build_seq2seq,
     check_decodes,
@@ -21,7 +21,7 @@ from calque.models.seq2seq_start import (
     read_weights,
     start_afresh,
 )
-from calque.models.veco import Veco
+from calque.models.veco import Veco, check_plugs
 from calque.objectives import OBJECTIVES
 from calque.objectives.distillation import DistillationSettings
 from calque.text.files import write_atomically
@@ -174,6 +174,9 @@ def _check_start(recipe: Recipe) -> None:
     """Refuse an encoder that cannot be trained so before any text is prepared for it."""
     model = recipe.model
     plan = None if model.decoder is None else model.decoder.plan()
+    if model.cross_attention is not None:
+        config = None if model.start is None else load_config(find_folder(model.start))
+        check_plugs(model.architecture if config is None else config.model_type)
     if model.start is None:
         _check_length(recipe, model.positions)
         if plan is not None:
