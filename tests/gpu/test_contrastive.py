@@ -144,7 +144,8 @@ def test_a_compiled_step_is_one_graph_with_the_same_loss(
             expected, gradient = follow(plain, there, batch.to(DEVICE))
             found, compiled = follow(fast, there, batch.to(DEVICE))
         assert found == pytest.approx(expected, rel=5e-3)
-        _, single = follow(objective, encoder, batch)
+        loss, single = follow(objective, encoder, batch)
+        assert [found, expected] == pytest.approx([loss, loss], rel=5e-3)
         if precision == "single":
             assert relative_error(compiled, gradient.cpu()) < 2e-2
         assert relative_error(gradient, single) < 0.1

@@ -80,11 +80,6 @@ def count_positions(config: Any) -> int:
     return n_positions - int(config.pad_token_id) - 1 if shifted else n_positions
 
 
-def read_window(name: str | Path) -> int:
-    """Give the longest sequence that a model reads, without loading it."""
-    return count_positions(load_config(find_folder(name)))
-
-
 def build_model(config: Any) -> PreTrainedModel:
     """Make an encoder of a given configuration with random weights."""
     from transformers import AutoModelForMaskedLM

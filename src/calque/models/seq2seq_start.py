@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from calque.models import attention
-from calque.models.families import family_of
+from calque.models.families import FAMILIES, family_of
 from calque.models.language_tokens import add_language_tokens
 from calque.models.loading import (
     PLUG,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     State = Mapping[str, Tensor]
 
 # Families whose layers have a cross-attention to plug in.
-CAN_DECODE = ("bert", "roberta", "xlm-roberta", "camembert")
+CAN_DECODE = tuple(name for name, family in FAMILIES.items() if family.like_bert)
 LAYER = re.compile(r"(?<=\.layer\.)\d+(?=\.)")
 # What may be missing in the weights to begin with, and is then drawn at random.
 OPTIONAL = (PLUG, "pooler.")

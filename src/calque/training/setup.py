@@ -12,7 +12,7 @@ import torch
 
 from calque.models.encoder import Encoder
 from calque.models.language_tokens import without_languages
-from calque.models.loading import build_model, find_folder, load_config, read_window
+from calque.models.loading import build_model, count_positions, find_folder, load_config
 from calque.models.seq2seq_start import (
     build_seq2seq,
     check_decodes,
@@ -174,18 +174,18 @@ def _check_start(recipe: Recipe) -> None:
     """Refuse an encoder that cannot be trained so before any text is prepared for it."""
     model = recipe.model
     plan = None if model.decoder is None else model.decoder.plan()
+    if model.start is not None and plan is not None:
+        return _check_length(recipe, check_plan(model.start, plan))
+    kind, n_positions = model.architecture, model.positions
+    if model.start is not None:
+        config = load_config(find_folder(model.start))
+        kind, n_positions = config.model_type, count_positions(config)
     if model.cross_attention is not None:
-        config = None if model.start is None else load_config(find_folder(model.start))
-        check_plugs(model.architecture if config is None else config.model_type)
-    if model.start is None:
-        _check_length(recipe, model.positions)
-        if plan is not None:
-            check_decodes(model.architecture)
-            choose_layers(model.layers, plan)
-    elif plan is not None:
-        _check_length(recipe, check_plan(model.start, plan))
-    else:
-        _check_length(recipe, read_window(model.start))
+        check_plugs(kind)
+    if plan is not None:
+        check_decodes(kind)
+        choose_layers(model.layers, plan)
+    return _check_length(recipe, n_positions)
 
 
 def _check_length(recipe: Recipe, n_positions: int) -> None:
