@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import runpy
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from transformers import PreTrainedTokenizerFast
 
     from calque.models.encoder import Encoder
@@ -164,3 +167,11 @@ def translator_folder(
         return train(check_recipe(content, "a recipe"), text, place / "run")
     finally:
         torch.set_num_threads(n_threads)
+
+
+@pytest.fixture(scope="session")
+def pair_server() -> Iterator[Any]:
+    """A process that begins two others at once, all imports done."""
+    server = runpy.run_path(str(Path(__file__).with_name("pair_server.py")))["PairServer"]()
+    yield server
+    server.close()

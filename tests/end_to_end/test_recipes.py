@@ -291,7 +291,7 @@ def test_xlm_align_goes_on_from_an_aligned_model(capfd: pytest.CaptureFixture[st
 
 
 FROM_DEBERTA: dict[str, dict[str, Any]] = {
-    "xlm-align": {"engine.accumulation": 1},
+    "xlm-align": PAIRED | {"engine.accumulation": 1},
     "weak": {},
     "linear-map": {},
     "x2s-dcca": {},

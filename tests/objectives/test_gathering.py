@@ -187,7 +187,8 @@ def work(rank: int, folder: str, model: str) -> None:
 def run_group(folder: Path, model: Path) -> list[int | None]:
     """Run two processes; None is the exit code of one that hung."""
     folder.mkdir()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # imports once for all
+    context.set_forkserver_preload(["torch.distributed.fsdp", "calque.training.loop"])
     arguments = [(rank, str(folder), str(model)) for rank in range(2)]
     processes = [context.Process(target=work, args=args) for args in arguments]
     for process in processes:

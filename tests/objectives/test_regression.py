@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from pathlib import Path
@@ -447,21 +443,12 @@ if rank == 0:
 
 
 @pytest.mark.slow
-def test_two_processes_compute_what_one_does(tiny_folder: Path, tmp_path: Path) -> None:
+def test_two_processes_compute_what_one_does(
+    tiny_folder: Path, tmp_path: Path, pair_server: Any
+) -> None:
     """Links and tokens are spread unevenly, and still every one of them weighs the same."""
     (tmp_path / "two.py").write_text(TWO)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, *launcher, tmp_path / "two.py", tiny_folder],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = pair_server.run(tmp_path / "two.py", tiny_folder, beside=Path(__file__))
     assert done.returncode == 0, done.stderr
     far, figures, told = json.loads(done.stdout.splitlines()[-1])
     assert far < 1e-5

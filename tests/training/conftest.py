@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -97,8 +94,8 @@ def tiny_text(
 
 
 @pytest.fixture(scope="session")
-def train_in_two() -> TrainInTwo:
-    """Train into FOLDER/run by two processes under torchrun, in copies or in shards."""
+def train_in_two(pair_server: Any) -> TrainInTwo:
+    """Train into FOLDER/run by two processes, in copies or in shards."""
 
     def launch(
         folder: Path, recipe: Recipe, text: Path, *, sharded: bool = False
@@ -106,18 +103,7 @@ def train_in_two() -> TrainInTwo:
         folder.mkdir(exist_ok=True)
         (folder / "main.py").write_text((SHARDED if sharded else "") + MAIN)
         (folder / "r.yaml").write_text(recipe.to_yaml())
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
-        launcher += ["--master_port", str(port), str(folder / "main.py")]
         options = ["train", folder / "r.yaml", "-o", folder / "run", "--prepared", text]
-        return subprocess.run(
-            [sys.executable, *launcher, *options],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return pair_server.run(folder / "main.py", *options)
 
     return launch

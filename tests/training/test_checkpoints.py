@@ -630,7 +630,8 @@ def resume_in_a_group(rank: int, folder: str, kind: str) -> None:
 def run_group(folder: Path, kind: str) -> list[int | None]:
     """Run `resume_in_a_group` on two processes; None is the exit code of one that hung."""
     folder.mkdir()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # imports once for all
+    context.set_forkserver_preload(["torch.distributed.fsdp", "calque.training.loop"])
     arguments = [(rank, str(folder), kind) for rank in range(2)]
     processes = [context.Process(target=resume_in_a_group, args=args) for args in arguments]
     for process in processes:
