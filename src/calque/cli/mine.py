@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -157,7 +156,7 @@ class _Job:
         self.is_given = vectors is not None or self.is_bare
         self.stores: list[SentenceStore] = []
         for name, file in zip(("src", "tgt"), () if self.is_bare else files, strict=False):
-            skip_bad = None if skipped is None else partial(_list_bad, skipped, file)
+            skip_bad = None if skipped is None else skipped.of(file)
             store = SentenceStore(file, folder / f"{name}.txt", ids=ids, skip_bad=skip_bad)
             self.stores.append(store)
             if not len(self.stores[-1]):
@@ -206,10 +205,6 @@ class _Job:
         """Let go of the files."""
         for store in self.stores:
             store.close()
-
-
-def _list_bad(skipped: SkippedLines, file: str, number: int, reason: str, text: str) -> None:
-    skipped(number, f"{file}: {reason}", text)
 
 
 def _search(sides: tuple[Side, Side], settings: Any) -> MinedPairs:
