@@ -192,7 +192,16 @@ def align(
         find_splitter(language)
     layout = LinkLayout(cast(Any, format), scores, languages)
     paths = (file,) if other is None else (file, other)
-    job = AlignJob(paths, cast(Any, input_format), output, skip_bad, gold, gold_from_one, resume)
+    job = AlignJob(
+        paths,
+        cast(Any, input_format),
+        output,
+        skip_bad,
+        gold,
+        gold_from_one,
+        resume,
+        options.bitext,
+    )
     for path in options.bitext:
         check_readable(path)
     learning = BitextFiles(

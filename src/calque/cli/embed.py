@@ -67,7 +67,7 @@ def embed(
     from calque.text.files import check_list, open_list
     from calque.tools.vector_writer import check_output, write_vectors
 
-    check_output(output)
+    check_output(output, [file])
     check_list(skip_bad, [file], output)
     if maps is not None and map_from is None:
         raise InputError("--maps without --map-from", fix="name the text's language: --map-from de")
