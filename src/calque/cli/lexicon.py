@@ -200,7 +200,7 @@ def _evaluate(
     skipped: SkippedLines | None,
 ) -> dict[str, DictionaryScores]:
     """Score both directions by nn, CSLS and the method asked for."""
-    from calque.cli.progress import show_progress
+    from calque.cli.progress import show_phases, show_progress
     from calque.tasks.lexicon_induction import METHODS, score_dictionary
     from calque.text.dictionaries import read_dictionary
     from calque.text.files import shown
@@ -217,12 +217,14 @@ def _evaluate(
             Translator.make(src, tgt, replace(settings, method=cast(Any, name)), advance)
             for name in names
         ]
-    forward = score_dictionary(translators, entries)
+    with show_phases("scoring"):
+        forward = score_dictionary(translators, entries)
     if forward.n_known == 0:
         problem = f"none of its {forward.n_words:,} words has a vector and a translation with one"
         fix = "give the vectors in the order of the dictionary's languages, source first"
         raise InputError(problem, file=shown(dictionary), fix=fix)
-    backward = score_dictionary([translator.reverse() for translator in translators], inverted)
+    with show_phases("scoring"):
+        backward = score_dictionary([translator.reverse() for translator in translators], inverted)
     return {"→": forward, "←": backward}
 
 

@@ -97,6 +97,7 @@ def mine(
     calque mine news.de news.en -o de-en.tsv --threshold 1.06
     calque mine zh-en.dev.zh zh-en.dev.en --dev zh-en.dev.gold -o zh-en.tsv
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
+    from calque.cli.progress import show_phases
     from calque.text.files import check_list, check_target, open_list, write_atomically
     from calque.tools.miner import MiningSettings, choose_threshold, locate_gold, write_pairs
 
@@ -109,7 +110,8 @@ def mine(
     with ExitStack() as stack:
         skipped = open_list(skip_bad, stack)
         folder = stack.enter_context(_working_folder(output, resume))
-        job = _Job((src, tgt), vectors, folder, ids or None, resume, device, skipped)
+        with show_phases("reading"):
+            job = _Job((src, tgt), vectors, folder, ids or None, resume, device, skipped)
         stack.callback(job.close)
         given = job.open_vectors() if job.is_given else None
         gold = set[tuple[int, int]]()
