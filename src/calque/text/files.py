@@ -264,7 +264,8 @@ def _write_bytes(path: PathLike) -> Iterator[BinaryIO]:
             yield stream
     except OSError as error:
         if error.errno in DISK_FULL:
-            raise _explain(error, path) from error
+            is_stdout = os.fspath(path) == "-"
+            raise _explain(error, "standard output" if is_stdout else path) from error
         raise  # the caller's own: a file it could not read, a closed pipe
 
 
