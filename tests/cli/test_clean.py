@@ -68,6 +68,21 @@ def test_scripts_need_languages(capsys: pytest.CaptureFixture[str]) -> None:
     assert "kept 2 of 8" in said and "not checked" not in said
 
 
+def test_columns_that_are_not_kept_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        (*pair, "tatoeba", "0.9", "http://example.org")[: 3 + 2 * (n > 0)]
+        for n, pair in enumerate(PAIRS)
+    ]
+    Path("en-de.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+    assert run(["clean", "en-de.tsv", "-o", "out.tsv"]) == 0
+    assert all(line.count("\t") == 2 for line in Path("out.tsv").read_text("utf-8").splitlines())
+    said = capsys.readouterr().err
+    assert "; 7 lines with more than three columns, of which the rest is left out (line 2 " in said
+    Path("en-de.txt").write_text("a b\tc\td\te ||| x y z\n")
+    assert run(["clean", "en-de.txt", "-o", "out.tsv", "--input", "pipes"]) == 0
+    assert "columns" not in capsys.readouterr().err
+
+
 def test_bad_lines_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     with open("en-de.tsv", "ab") as stream:
         stream.write(b"no tab\n\xff\tx\n")
@@ -90,6 +105,9 @@ def test_bad_lines_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["-o", "a", "--set", "max_rato=2"], "--set max_rato: no such rule; did you mean max_rat"),
         (["-o", "a", "--set", "max_ratio"], "--set max_ratio: not of the form key=value"),
         (["-o", "a", "--set", "max_ratio=x"], "--set max_ratio: Input should be a valid number"),
+        (["-o", "a", "--set", "max_ratio=0.5"], "max_ratio=0.5 drops all (give 1 or more)"),
+        (["-o", "a", "--set", "max_nonletters=60"], "max_nonletters=60 is no share (give 0 to 1"),
+        (["-o", "a", "--set", "min_words=-1"], "min_words=-1 (give 0 or more)"),
         (["-o", "a", "--languages", "de"], "--languages de is no pair (write de-en)"),
         (["-o", "a", "--input", "csv"], "csv"),
     ],

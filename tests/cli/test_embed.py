@@ -131,6 +131,16 @@ def test_bad_options(
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
+def test_vectors_take_nobodys_place(
+    tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.npy"
+    text.write_bytes(b"fine\n")
+    assert embed(text, text, tiny_folder) == 2
+    assert "text.npy: both read and written" in capsys.readouterr().err
+    assert text.read_bytes() == b"fine\n"
+
+
 def test_missing_file(
     tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

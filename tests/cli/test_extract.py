@@ -130,6 +130,8 @@ def test_a_bad_line(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[st
     assert sorted(path.name for path in tmp_path.iterdir()) == ["en.txt", "model"]
     assert extract(text, tmp_path, "--skip-bad", str(text)) == 2
     assert "en.txt: both read and written" in capsys.readouterr().err
+    assert extract(text, tmp_path, "--skip-bad", str(tmp_path / "en.vec.counts")) == 2
+    assert "en.vec.counts: both -o and --skip-bad" in capsys.readouterr().err
     listed = ["--skip-bad", str(tmp_path / "bad")]
     assert extract(text, tmp_path, "--min-count", "6", "--method", "pooling", *listed) == 0
     assert "1 undecodable lines left out" in capsys.readouterr().err

@@ -128,6 +128,7 @@ def test_evaluation_beside_a_dictionary(folder: Path, capsys: pytest.CaptureFixt
         (["--hub-words", "9"], "10 neighbors of 9 words"),
         (["--max-words", "5"], "10 neighbors of 5 words"),
         (["--device", "quantum"], "device 'quantum' cannot be used"),
+        (["--min-score", "nan"], "min_score is no number"),
     ],
 )
 def test_bad_options_leave_no_file(
@@ -138,6 +139,40 @@ def test_bad_options_leave_no_file(
     captured = capsys.readouterr()
     assert problem in captured.err and captured.err.count("\n") == 1
     assert sorted(folder.iterdir()) == before
+
+
+def test_bad_lines_are_skipped_and_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What remains gives what files without the bad lines give."""
+    gold, listed, out = folder / "en-de.txt", folder / "bad lines", folder / "out.tsv"
+    arguments = ["lexicon", *vectors(folder), "-o", str(out), "--evaluate", str(gold)]
+    assert run(arguments) == 0
+    expected, table = out.read_bytes(), capsys.readouterr().out
+
+    good = (folder / "de.vec").read_bytes().splitlines()
+    bad = [b"three 1 2 3", b"caf\xe9 " + good[1].split(b" ", 1)[1]]
+    (folder / "de.vec").write_bytes(b"\n".join([b"42 12", *good[1:3], *bad, *good[3:]]) + b"\n")
+    gold.write_text(f"\nen0 de0 de1\n{gold.read_text()}")
+    assert run(arguments) == 2
+    assert "de.vec, line 4: 3 numbers where 12 are due" in capsys.readouterr().err
+    assert run([*arguments, "--skip-bad", str(listed)]) == 0
+    captured = capsys.readouterr()
+    assert (out.read_bytes(), captured.out) == (expected, table)
+    assert ", 4 bad lines skipped; " in captured.err
+    rows = [line.split("\t") for line in listed.read_text().splitlines()]
+    assert [row[:2] for row in rows] == [
+        ["4", f"{folder / 'de.vec'}: 3 numbers where 12 are due"],
+        ["5", f"{folder / 'de.vec'}: invalid UTF-8 at byte 4"],
+        ["1", f"{gold}: 0 words where 2 are due"],
+        ["2", f"{gold}: 3 words where 2 are due"],
+    ]
+    assert (rows[0][2], rows[3][2]) == ("three 1 2 3", "en0 de0 de1")
+
+    assert run([*arguments[:3], "--evaluate", str(gold), "--skip-bad", str(listed)]) == 0
+    assert capsys.readouterr().out.endswith("4 bad lines skipped\n")
+    for other in (str(out), str(gold), vectors(folder)[0]):
+        before = Path(other).read_bytes()
+        assert run([*arguments, "--skip-bad", other]) == 2
+        assert Path(other).read_bytes() == before
 
 
 def test_bad_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

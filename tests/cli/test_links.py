@@ -163,6 +163,10 @@ def test_bad_lines_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     fails(command, "en-fr.tsv, line 2: no tab", capsys)
     for read in ("en-fr.tsv", "1"):
         fails([*command, "--skip-bad", read], f"{read}: both read and written", capsys)
+    fails([*command, "--skip-bad", "linked"], "linked: both -o and --skip-bad", capsys)
+    for name in ("report.json", "en-fr.text"):
+        problem = f"{name}: both -o and --skip-bad (name another file)"
+        fails([*command[:-1], ".", "--skip-bad", name], problem, capsys)
     assert run(["links", *command, "--skip-bad", "bad"]) == 0
     assert Path("linked/en-fr.text").read_text() == "a ||| b\nd ||| e\n"
     assert [line.split("\t")[:2] for line in Path("bad").read_text().splitlines()] == [
@@ -235,6 +239,14 @@ def test_a_recipe_reads_what_is_written(
 )
 def test_errors(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     fails(arguments, problem, capsys)
+
+
+def test_a_folder_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("en-fr.tsv").write_text("a\tb\n")
+    Path("1").write_text("0-0\n")
+    Path("file").touch()
+    problem = "file/linked: not a directory (write elsewhere)"
+    fails(["en-fr.tsv", "--links", "1", "-o", "file/linked"], problem, capsys)
 
 
 def test_tags_may_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,19 @@ def test_defects_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(app.COMMANDS, "models", fail)
     with pytest.raises(ZeroDivisionError):
         run(["models"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is full")
+def test_a_full_disk_behind_standard_output_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "calque", "models"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    place = b"standard output or a temporary file"
+    problem = b"no space left on device (free some space)"
+    assert (done.returncode, done.stderr) == (
+        2,
+        b"calque: error: " + place + b": " + problem + b"\n",
+    )
 
 
 def test_a_closed_pipe_is_quiet() -> None:

@@ -213,6 +213,59 @@ def test_bad_dictionaries(
     assert not (folder / "mapped").exists()
 
 
+def test_bad_lines_are_skipped_and_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What remains is mapped as files without the bad lines are."""
+    train = folder / "en-{language}.train.txt"
+    options = ["--dictionary", str(train), "--dev", str(folder / "{language}-en.dev.txt")]
+    assert call(folder, *options) == 0
+    expected = {
+        language: (folder / f"mapped/{language}.vec").read_bytes()
+        for language in ("en", "de", "fr")
+    }
+    assert "bad lines skipped" not in capsys.readouterr().err
+
+    good = (folder / "de.vec").read_bytes().splitlines()
+    bad = b"nan" + b" nan" * HIDDEN
+    (folder / "de.vec").write_bytes(b"\n".join([b"301 12", good[1], bad, *good[2:]]) + b"\n")
+    for name in ("en-fr.train.txt", "fr-en.dev.txt"):
+        (folder / name).write_bytes(b"caf\xe9 cafe\n" + (folder / name).read_bytes() + b"alone\n")
+    listed = folder / "bad lines"
+    assert call(folder, *options, "--overwrite") == 2
+    assert "en-fr.train.txt, line 1: invalid UTF-8" in capsys.readouterr().err
+    assert call(folder, *options, "--overwrite", "--skip-bad", str(listed)) == 0
+    assert capsys.readouterr().err.endswith(", 5 bad lines skipped\n")
+    for language, content in expected.items():
+        assert (folder / f"mapped/{language}.vec").read_bytes() == content
+    rows = [line.split("\t")[:2] for line in listed.read_text().splitlines()]
+    assert rows == [
+        ["1", f"{folder / 'en-fr.train.txt'}: invalid UTF-8 at byte 4"],
+        ["152", f"{folder / 'en-fr.train.txt'}: 1 words where 2 are due"],
+        ["1", f"{folder / 'fr-en.dev.txt'}: invalid UTF-8 at byte 4"],
+        ["152", f"{folder / 'fr-en.dev.txt'}: 1 words where 2 are due"],
+        ["3", f"{folder / 'de.vec'}: 'nan' is not a finite number"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("en-de.train.txt", "both read and written"),
+        ("de.vec", "both read and written"),
+        ("mapped/de.vec", "in the folder of -o"),
+        ("no/bad.txt", "its folder does not exist"),
+    ],
+)
+def test_a_list_of_bad_lines_takes_nobodys_place(
+    folder: Path, name: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    train = str(folder / "en-{language}.train.txt")
+    assert call(folder, "--dictionary", train, "--skip-bad", str(folder / name)) == 2
+    said = capsys.readouterr().err
+    assert problem in said and said.count("\n") == 1
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_a_bad_dictionary_is_known_before_the_first_language_is_learnt(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -368,6 +369,16 @@ def test_a_full_device_is_named(binary):
         write_atomically("/dev/full", binary=binary) as stream,
     ):
         stream.write(b"text" if binary else "text")
+
+
+def test_a_full_standard_output_is_named(monkeypatch):
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr("sys.stdout", SimpleNamespace(buffer=full, flush=full.flush))
+        with (
+            pytest.raises(InputError, match="standard output: no space left"),
+            write_atomically("-", binary=True) as stream,
+        ):
+            stream.write(b"text")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -27,6 +27,16 @@ def run(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         code = 1
+    except OSError as error:
+        from calque.text.files import DISK_FULL
+
+        if error.errno not in DISK_FULL:
+            raise
+        _silence_stdout()
+        place = error.filename or "standard output or a temporary file"
+        problem = (error.strerror or str(error)).lower()
+        print(f"calque: error: {place}: {problem} (free some space)", file=sys.stderr)
+        code = 2
     if code == 130:
         print("calque: interrupted", file=sys.stderr)
     return code

@@ -192,7 +192,16 @@ def align(
         find_splitter(language)
     layout = LinkLayout(cast(Any, format), scores, languages)
     paths = (file,) if other is None else (file, other)
-    job = AlignJob(paths, cast(Any, input_format), output, skip_bad, gold, gold_from_one, resume)
+    job = AlignJob(
+        paths,
+        cast(Any, input_format),
+        output,
+        skip_bad,
+        gold,
+        gold_from_one,
+        resume,
+        options.bitext,
+    )
     for path in options.bitext:
         check_readable(path)
     learning = BitextFiles(
@@ -222,11 +231,12 @@ def _align(
 ) -> None:
     from calque.cli import aligners
     from calque.cli.align_job import GoldTally
-    from calque.cli.progress import show_progress
+    from calque.cli.progress import show_phases, show_progress
     from calque.tools.link_writer import write_links
 
     started = time.perf_counter()
-    n_pairs = shard.run_on_main(job.prepare)
+    with show_phases("reading") if shard.is_main else nullcontext():
+        n_pairs = shard.run_on_main(job.prepare)
     gold = job.read_gold(n_pairs)
     tally = None if gold is None else GoldTally(gold)
     with ExitStack() as stack:

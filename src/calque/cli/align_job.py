@@ -47,6 +47,12 @@ class AlignJob:
     gold: Path | None
     gold_from_one: bool
     resume: bool
+    bitext: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """All files that are read."""
+        return (*self.paths, *self.bitext, *(() if self.gold is None else (str(self.gold),)))
 
     @property
     def can_reread(self) -> bool:
@@ -102,8 +108,8 @@ class AlignJob:
         The answer is how many pairs there are, if that can be known.
         """
         if self.target is not None:
-            check_output(self.target, self.paths, resume=self.resume)
-        check_list(self.skip_bad, self.paths, self.target)
+            check_output(self.target, self.inputs, resume=self.resume)
+        check_list(self.skip_bad, self.inputs, self.target)
         return sum(1 for _ in self.read_again()) if self.can_reread else None
 
     def check_sweep(self) -> None:

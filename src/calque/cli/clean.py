@@ -74,17 +74,17 @@ def clean(
         check_target(path, inputs)
     if len({path.resolve() for path in [*set(output), *lists]}) < len(set(output)) + len(lists):
         raise InputError("-o, --report and --skip-bad", fix="name different files")
-    rules, found = read_rules(changes or []), CleaningReport()
+    rules, found, wide = read_rules(changes or []), CleaningReport(), _WideLines()
     paths: Paths = file if file2 is None else (file, file2)
     pair = _find_languages(languages, paths)
     with ExitStack() as stack:
         skipped = open_list(skip_bad, stack)
-        pairs = _read(paths, input_format, skipped)
+        pairs = _read(paths, input_format, skipped, wide)
         write_bitext([str(path) for path in output], clean_pairs(pairs, rules, found, pair))
         if report is not None:
             stream = stack.enter_context(write_atomically(report))
             stream.write(json.dumps(found.to_dict(), ensure_ascii=False, indent=1) + "\n")
-    place, notes = ", ".join(map(str, output)), _describe(found, skipped)
+    place, notes = ", ".join(map(str, output)), _describe(found, skipped, wide)
     print(f"{place}: {notes}; {time.perf_counter() - started:.1f} s", file=sys.stderr)
 
 
@@ -126,18 +126,36 @@ def _find_languages(given: str | None, paths: Paths) -> tuple[str, str] | None:
     return src, tgt
 
 
-def _read(paths: Paths, input_format: str, skipped: Any) -> Iterator[SentencePair]:
+class _WideLines:
+    """Counts lines that have columns which are not kept."""
+
+    def __init__(self) -> None:
+        self.n_lines = self.first = 0
+
+    def __call__(self, number: int) -> None:
+        """Note one such line."""
+        self.first = self.first or number
+        self.n_lines += 1
+
+
+def _read(
+    paths: Paths, input_format: str, skipped: Any, wide: _WideLines
+) -> Iterator[SentencePair]:
     from calque.cli.progress import show_progress
     from calque.text.bitext import read_bitext
 
     with show_progress("cleaning", None) as advance:
-        for pair in read_bitext(paths, cast(Any, input_format), skip_bad=skipped):
+        kind = cast(Any, input_format)
+        for pair in read_bitext(paths, kind, skip_bad=skipped, on_wide=wide):
             yield pair
             advance(1)
 
 
-def _describe(report: CleaningReport, skipped: Any) -> str:
+def _describe(report: CleaningReport, skipped: Any, wide: _WideLines) -> str:
     notes = [report.summary(), f"{report.n_normalized:,} tidied"]
     if skipped is not None and skipped.n_lines:
         notes.append(f"{skipped.n_lines:,} bad lines skipped")
+    if wide.n_lines:
+        what = "lines with more than three columns, of which the rest is left out"
+        notes.append(f"{wide.n_lines:,} {what} (line {wide.first:,} is the first)")
     return "; ".join(notes)

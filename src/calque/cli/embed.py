@@ -63,18 +63,19 @@ def embed(
     Row k of the NumPy file is line k. Long lines are read in windows: nothing is cut off.
     """
     from calque.api import load
-    from calque.cli.progress import show_progress
+    from calque.cli.progress import show_phases, show_progress
     from calque.text.files import check_list, open_list
     from calque.tools.vector_writer import check_output, write_vectors
 
-    check_output(output)
+    check_output(output, [file])
     check_list(skip_bad, [file], output)
     if maps is not None and map_from is None:
         raise InputError("--maps without --map-from", fix="name the text's language: --map-from de")
     started = time.perf_counter()
     with ExitStack() as stack:
         skipped = open_list(skip_bad, stack)
-        n_lines = _count_lines(file, skipped)
+        with show_phases("reading"):
+            n_lines = _count_lines(file, skipped)
         encoder = load(model, device, maps=None if map_from is None else maps or True)
         report = write_vectors(
             encoder,

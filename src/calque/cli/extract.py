@@ -117,6 +117,7 @@ def extract(
     from calque.cli.aligner_options import check_choice
     from calque.cli.progress import show_progress
     from calque.text.files import check_list
+    from calque.text.word_counts import counts_path
     from calque.tools.static_corpus import CorpusFilter, CorpusReader
     from calque.tools.static_extractor import ExtractJob, check_output, extract_vectors
     from calque.tools.static_learners import PoolingSettings, X2StaticSettings
@@ -127,7 +128,8 @@ def extract(
     check_choice("--context", context, CONTEXTS)
     _check_together(given, method)
     check_output(output, corpora)
-    check_list(skip_bad, corpora, output)
+    for written in (output, counts_path(output)):
+        check_list(skip_bad, corpora, written)
     bounds = CorpusFilter(min_tokens, min_sentences, max_sentences or None)
     learning: Method = PoolingSettings()
     if method == "x2static":

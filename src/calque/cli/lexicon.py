@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -14,6 +16,7 @@ from calque.types import InputError
 
 if TYPE_CHECKING:
     from calque.tasks.lexicon_induction import DictionaryScores
+    from calque.text.files import SkippedLines
     from calque.tools.lexicon import Lexicon, LexiconSettings
     from calque.tools.vector_space import VectorSpace
 
@@ -60,6 +63,13 @@ def lexicon(
         str | None,
         typer.Option(metavar="DICT", help="Print precision against a dictionary, both ways."),
     ] = None,
+    skip_bad: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LIST",
+            help="Leave bad lines of the vectors and of DICT out, and list them here.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
 ) -> None:
     """Find the translations of words by their vectors.
@@ -74,8 +84,8 @@ def lexicon(
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
     from calque.api import choose_device
     from calque.cli.aligner_options import check_choice
+    from calque.text.files import open_list
     from calque.tools.lexicon import METHODS, LexiconSettings
-    from calque.tools.vector_space import check_widths, load_space
 
     started = time.perf_counter()
     check_choice("--method", method, METHODS)
@@ -84,21 +94,24 @@ def lexicon(
         if value < 0:
             raise InputError(f"{option} {value}", fix="give 0 for all words")
     _check_together(given, evaluate, output)
+    _check_list(skip_bad, [src, tgt, *([evaluate] if evaluate else [])], output)
     settings = LexiconSettings(
         cast(Any, method), neighbors, hub_words or None, best, mutual, min_score
     )
     place = choose_device(device)
-    spaces = load_space(src, max_words or None, place), load_space(tgt, max_words or None, place)
-    check_widths(*spaces)
-    if evaluate is not None:
-        _print_scores(_evaluate(*spaces, evaluate, settings))
-        if output is None and (notes := _left_out(*spaces)):
-            print(", ".join(notes))
-    if evaluate is None or output is not None:
-        notes = _write(*spaces, settings, output or "-", with_scores=form == "tsv")
-        seconds = time.perf_counter() - started
-        name = "standard output" if output in (None, "-") else output
-        print(f"{name}: {', '.join(notes)}; {seconds:.1f} s", file=sys.stderr)
+    with ExitStack() as stack:
+        skipped = open_list(skip_bad, stack)
+        spaces = _load((src, tgt), max_words or None, place, skipped)
+        if evaluate is not None:
+            _print_scores(_evaluate(*spaces, evaluate, settings, skipped))
+            if output is None and (notes := _left_out(*spaces, skipped)):
+                print(", ".join(notes))
+        if evaluate is None or output is not None:
+            notes = _write(*spaces, settings, output or "-", with_scores=form == "tsv")
+            notes += _left_out(*spaces, skipped)
+            seconds = time.perf_counter() - started
+            name = "standard output" if output in (None, "-") else output
+            print(f"{name}: {', '.join(notes)}; {seconds:.1f} s", file=sys.stderr)
 
 
 def _check_together(given: typer.Context, evaluate: str | None, output: str | None) -> None:
@@ -117,6 +130,29 @@ def _check_together(given: typer.Context, evaluate: str | None, output: str | No
 
 def _is_same_file(output: str, path: str) -> bool:
     return os.path.isfile(output) and os.path.exists(path) and os.path.samefile(output, path)
+
+
+def _check_list(skip_bad: Path | None, inputs: list[str], output: str | None) -> None:
+    from calque.text.files import check_list
+
+    check_list(skip_bad, inputs, None if output in (None, "-") else Path(output))
+
+
+def _load(
+    files: tuple[str, str], max_words: int | None, device: Any, skipped: SkippedLines | None
+) -> tuple[VectorSpace, VectorSpace]:
+    """Read the vectors of both languages, which must be of one width."""
+    from calque.cli.progress import show_phases
+    from calque.tools.vector_space import check_widths, load_space
+
+    spaces = []
+    with show_phases("reading") as tell:
+        for file in files:
+            tell(file)
+            skip_bad = None if skipped is None else skipped.of(file)
+            spaces.append(load_space(file, max_words, device, skip_bad))
+    check_widths(*spaces)
+    return spaces[0], spaces[1]
 
 
 def _write(
@@ -143,29 +179,35 @@ def _describe(found: Lexicon, src: VectorSpace, tgt: VectorSpace, n_unwritable: 
     if n_unwritable:
         what = "entries left out, of words with spaces around or line ends in them"
         notes.append(f"{n_unwritable:,} {what}")
-    return notes + _left_out(src, tgt)
+    return notes
 
 
-def _left_out(src: VectorSpace, tgt: VectorSpace) -> list[str]:
+def _left_out(src: VectorSpace, tgt: VectorSpace, skipped: SkippedLines | None) -> list[str]:
     """Say which words take no part."""
     unusual = [
         (src.n_zero + tgt.n_zero, "words with vectors of zeros left out"),
         (src.n_duplicates + tgt.n_duplicates, "repeated words left out"),
+        (0 if skipped is None else skipped.n_lines, "bad lines skipped"),
     ]
     return [f"{number:,} {what}" for number, what in unusual if number]
 
 
 def _evaluate(
-    src: VectorSpace, tgt: VectorSpace, dictionary: str, settings: LexiconSettings
+    src: VectorSpace,
+    tgt: VectorSpace,
+    dictionary: str,
+    settings: LexiconSettings,
+    skipped: SkippedLines | None,
 ) -> dict[str, DictionaryScores]:
     """Score both directions by nn, CSLS and the method asked for."""
-    from calque.cli.progress import show_progress
+    from calque.cli.progress import show_phases, show_progress
     from calque.tasks.lexicon_induction import METHODS, score_dictionary
     from calque.text.dictionaries import read_dictionary
     from calque.text.files import shown
     from calque.tools.lexicon import Translator
 
-    entries = list(read_dictionary(dictionary))
+    skip_bad = None if skipped is None else skipped.of(dictionary)
+    entries = list(read_dictionary(dictionary, skip_bad))
     if not entries:
         raise InputError("holds no entries", file=shown(dictionary), fix="give another dictionary")
     inverted = [(tgt_word, src_word) for src_word, tgt_word in entries]
@@ -175,12 +217,14 @@ def _evaluate(
             Translator.make(src, tgt, replace(settings, method=cast(Any, name)), advance)
             for name in names
         ]
-    forward = score_dictionary(translators, entries)
+    with show_phases("scoring"):
+        forward = score_dictionary(translators, entries)
     if forward.n_known == 0:
         problem = f"none of its {forward.n_words:,} words has a vector and a translation with one"
         fix = "give the vectors in the order of the dictionary's languages, source first"
         raise InputError(problem, file=shown(dictionary), fix=fix)
-    backward = score_dictionary([translator.reverse() for translator in translators], inverted)
+    with show_phases("scoring"):
+        backward = score_dictionary([translator.reverse() for translator in translators], inverted)
     return {"→": forward, "←": backward}
 
 

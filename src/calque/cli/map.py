@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from calque.align.self_learning import Round
     from calque.models.static import WordVectors
+    from calque.text.files import SkippedLines
     from calque.tools.map_trials import MapSettings
     from calque.tools.seed_dictionaries import SeedDictionary
 
@@ -76,6 +77,13 @@ def map_vectors(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write into a folder that is not empty.")
     ] = False,
+    skip_bad: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LIST",
+            help="Leave bad lines of vectors and dictionaries out, and list them here.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
 ) -> None:
     """Map word vectors of several languages into one space.
@@ -92,7 +100,7 @@ def map_vectors(
     from rich.console import Console
 
     from calque.cli.map_tables import explain_choices, tabulate_choices
-    from calque.models.static import read_vectors
+    from calque.text.files import open_list
     from calque.tools.mapped_folder import check_folder, write_mapped
     from calque.tools.space_mapper import map_spaces
 
@@ -104,15 +112,15 @@ def map_vectors(
         raise InputError(problem, fix=f"choose from: {' '.join(paths)}")
     settings = _settle(method, space, dictionary is not None, cutoff, seed, device)
     check_folder(output, overwrite, paths.values())
-    train, judges = (
-        _read_dictionaries(pattern, center, list(paths), option)
-        for pattern, option in ((dictionary, "--dictionary"), (dev, "--dev"))
-    )
-    spaces: dict[str, WordVectors] = {
-        language: read_vectors(path, max_words=max_words or None)
-        for language, path in paths.items()
-    }
-    with _show(settings) as (tell, on_round):
+    _check_list(skip_bad, paths, center, (dictionary, dev), output)
+    with ExitStack() as stack:
+        skipped = open_list(skip_bad, stack)
+        train, judges = (
+            _read_dictionaries(pattern, center, list(paths), option, skipped)
+            for pattern, option in ((dictionary, "--dictionary"), (dev, "--dev"))
+        )
+        spaces = _read_vectors(paths, max_words or None, skipped)
+        tell, on_round = stack.enter_context(_show(settings))
         mapped = map_spaces(spaces, center, settings, train=train, dev=judges, on_round=on_round)
         n_spaced = write_mapped(mapped, spaces, output, settings, binary=binary, on_language=tell)
     Console().print(tabulate_choices(mapped.reports))
@@ -121,6 +129,8 @@ def map_vectors(
     notes = [f"{len(paths)} languages", f"{settings.space} space", f"{seconds:.1f} s"]
     if n_spaced:
         notes.append(f"spaces replaced in {n_spaced:,} words")
+    if skipped is not None and skipped.n_lines:
+        notes.append(f"{skipped.n_lines:,} bad lines skipped")
     print(f"{output}: {', '.join(notes)}", file=sys.stderr)
 
 
@@ -171,8 +181,47 @@ def _settle(
     return settings
 
 
+def _check_list(
+    skip_bad: Path | None,
+    paths: Mapping[str, str],
+    pivot: str,
+    patterns: Sequence[str | None],
+    output: Path,
+) -> None:
+    """Refuse a list of bad lines that would take the place of what is read or written."""
+    from calque.text.files import check_list
+    from calque.tools.seed_dictionaries import name_dictionary
+
+    if skip_bad is None:
+        return
+    if skip_bad.resolve().parent == output.resolve():
+        raise InputError("in the folder of -o", file=skip_bad, fix="name a file elsewhere")
+    read = [name_dictionary(name, pivot, other) for name in patterns if name for other in paths]
+    check_list(skip_bad, [*paths.values(), *read])
+
+
+def _read_vectors(
+    paths: Mapping[str, str], max_words: int | None, skipped: SkippedLines | None
+) -> dict[str, WordVectors]:
+    """Read the vectors of all languages."""
+    from calque.cli.progress import show_phases
+    from calque.models.static import read_vectors
+
+    spaces: dict[str, WordVectors] = {}
+    with show_phases("reading") as tell:
+        for language, path in paths.items():
+            tell(path)
+            skip_bad = None if skipped is None else skipped.of(path)
+            spaces[language] = read_vectors(path, max_words=max_words, skip_bad=skip_bad)
+    return spaces
+
+
 def _read_dictionaries(
-    pattern: str | None, pivot: str, languages: Sequence[str], option: str
+    pattern: str | None,
+    pivot: str,
+    languages: Sequence[str],
+    option: str,
+    skipped: SkippedLines | None,
 ) -> dict[str, SeedDictionary]:
     """Read the dictionary of each language, if it has one."""
     from calque.tools.seed_dictionaries import LANGUAGE, load_dictionary
@@ -183,7 +232,7 @@ def _read_dictionaries(
     if LANGUAGE not in pattern and len(others) > 1:
         problem = f"{option} names one file for {len(others)} languages"
         raise InputError(problem, fix=f"write {LANGUAGE} where their names differ")
-    found = {language: load_dictionary(pattern, pivot, language) for language in others}
+    found = {language: load_dictionary(pattern, pivot, language, skipped) for language in others}
     there = {language: entries for language, entries in found.items() if entries is not None}
     if not there:
         raise InputError(f"{option}: no such file for any language", file=pattern)

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -98,6 +97,7 @@ def mine(
     calque mine news.de news.en -o de-en.tsv --threshold 1.06
     calque mine zh-en.dev.zh zh-en.dev.en --dev zh-en.dev.gold -o zh-en.tsv
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
+    from calque.cli.progress import show_phases
     from calque.text.files import check_list, check_target, open_list, write_atomically
     from calque.tools.miner import MiningSettings, choose_threshold, locate_gold, write_pairs
 
@@ -110,7 +110,8 @@ def mine(
     with ExitStack() as stack:
         skipped = open_list(skip_bad, stack)
         folder = stack.enter_context(_working_folder(output, resume))
-        job = _Job((src, tgt), vectors, folder, ids or None, resume, device, skipped)
+        with show_phases("reading"):
+            job = _Job((src, tgt), vectors, folder, ids or None, resume, device, skipped)
         stack.callback(job.close)
         given = job.open_vectors() if job.is_given else None
         gold = set[tuple[int, int]]()
@@ -157,7 +158,7 @@ class _Job:
         self.is_given = vectors is not None or self.is_bare
         self.stores: list[SentenceStore] = []
         for name, file in zip(("src", "tgt"), () if self.is_bare else files, strict=False):
-            skip_bad = None if skipped is None else partial(_list_bad, skipped, file)
+            skip_bad = None if skipped is None else skipped.of(file)
             store = SentenceStore(file, folder / f"{name}.txt", ids=ids, skip_bad=skip_bad)
             self.stores.append(store)
             if not len(self.stores[-1]):
@@ -206,10 +207,6 @@ class _Job:
         """Let go of the files."""
         for store in self.stores:
             store.close()
-
-
-def _list_bad(skipped: SkippedLines, file: str, number: int, reason: str, text: str) -> None:
-    skipped(number, f"{file}: {reason}", text)
 
 
 def _search(sides: tuple[Side, Side], settings: Any) -> MinedPairs:

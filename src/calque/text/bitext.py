@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from calque.text.files import (
     MAGIC,
@@ -47,16 +47,18 @@ def read_bitext(
     skip_bad: SkipBad | None = None,
     keep_tags: Collection[str] | None = None,
     exclude_tags: Collection[str] = (),
+    on_wide: Callable[[int], None] | None = None,
 ) -> Iterator[SentencePair]:
     """Read sentence pairs; a bad line is an InputError, or goes to `skip_bad`.
 
-    The tag is the third column of a TSV line; further columns are left unread.
+    The tag is the third column of a TSV line; further columns are left unread, and `on_wide` hears
+    the numbers of lines that have some.
     """
     files = _split_paths(paths)
     if _resolve_format(files, format) == "moses":
         pairs = _read_moses(files[0], files[1], skip_bad)
     else:
-        pairs = _read_one_file(files[0], format, skip_bad)
+        pairs = _read_one_file(files[0], format, skip_bad, on_wide)
     return _select_tags(pairs, keep_tags, exclude_tags)
 
 
@@ -115,12 +117,17 @@ def _resolve_format(files: Sequence[PathLike], format: Format) -> Format:
 
 
 def _read_one_file(
-    path: PathLike, format: Format, skip_bad: SkipBad | None
+    path: PathLike,
+    format: Format,
+    skip_bad: SkipBad | None,
+    on_wide: Callable[[int], None] | None,
 ) -> Iterator[SentencePair]:
     parse, lines = _choose_parser(scan_lines(path), format)
     for number, line in enumerate(lines, start=1):
         pair = parse(line) if isinstance(line, str) else line
         if isinstance(pair, SentencePair):
+            if on_wide is not None and parse is _parse_tsv and cast(str, line).count("\t") > 2:
+                on_wide(number)
             yield pair
         else:
             refuse(pair, path, number, skip_bad)

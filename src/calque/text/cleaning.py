@@ -99,6 +99,13 @@ class CleaningRules:
             least, most = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
             if most is not None and least > most:
                 raise InputError(f"min_{unit}={least} exceeds max_{unit}={most}", fix="lower it")
+            if least < 0:
+                raise InputError(f"min_{unit}={least}", fix="give 0 or more")
+        if self.max_ratio is not None and not self.max_ratio >= 1:
+            raise InputError(f"max_ratio={self.max_ratio} drops all", fix="give 1 or more")
+        if self.max_nonletters is not None and not 0 <= self.max_nonletters <= 1:
+            problem = f"max_nonletters={self.max_nonletters} is no share"
+            raise InputError(problem, fix="give 0 to 1")
 
 
 @dataclass(slots=True)

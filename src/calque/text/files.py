@@ -64,6 +64,10 @@ class SkippedLines:
         if self.stream is not None:
             self.stream.write(f"{number}\t{reason}\t{text}\n")
 
+    def of(self, path: PathLike) -> SkipBad:
+        """Give what notes the bad lines of one file of several: its name before the reason."""
+        return lambda number, reason, text: self(number, f"{shown(path)}: {reason}", text)
+
 
 def read_lines(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[str]:
     """Read the lines of a file; a bad one is an InputError, or goes to `skip_bad`."""
@@ -260,7 +264,8 @@ def _write_bytes(path: PathLike) -> Iterator[BinaryIO]:
             yield stream
     except OSError as error:
         if error.errno in DISK_FULL:
-            raise _explain(error, path) from error
+            is_stdout = os.fspath(path) == "-"
+            raise _explain(error, "standard output" if is_stdout else path) from error
         raise  # the caller's own: a file it could not read, a closed pipe
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TextIO
@@ -51,6 +52,8 @@ class LexiconSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}={value} leaves nothing", fix="give 1 or more")
+        if self.min_score is not None and math.isnan(self.min_score):
+            raise InputError("min_score is no number", fix="give one")
         if self.mutual and self.best > 1:
             problem = f"best={self.best} with mutual, which leaves a word one translation"
             raise InputError(problem, fix="drop one of both")

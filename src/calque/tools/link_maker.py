@@ -26,11 +26,11 @@ from calque.align.link_filters import (
     select_links,
 )
 from calque.text.bitext import read_bitext
-from calque.text.files import PathLike, SkippedLines, write_atomically
+from calque.text.files import PathLike, SkippedLines, shown, write_atomically
 from calque.text.linked_bitext import FULL_WEIGHT, pack_links, unpack_links
 from calque.text.links import format_pharaoh
 from calque.tools.aligning import AlignedBlock, Aligner, AlignReport, WordPair
-from calque.tools.link_report import LinkReport, read_entries, write_entries
+from calque.tools.link_report import REPORT, LinkReport, read_entries, write_entries
 from calque.tools.link_sources import BitextSource, read_usable
 from calque.tools.link_writer import SKIPPED, cut_blocks
 from calque.tools.statistical_aligner import (
@@ -113,6 +113,7 @@ def make_links(
         say,
     )
     _check_output(job.folder, bitexts, overwrite=overwrite)
+    _check_skipped(skip_bad, job.folder, bitexts)
     if isinstance(aligner, str) and any(bitext.links is None for bitext in bitexts):
         check_statistical(aligner, symmetrize)
         LIBRARIES[aligner].load()
@@ -295,6 +296,16 @@ def _check_output(folder: Path, bitexts: Sequence[BitextSource], *, overwrite: b
                 raise InputError("exists", file=path, fix=fix)
 
 
+def _check_skipped(
+    skip_bad: PathLike | None, folder: Path, bitexts: Sequence[BitextSource]
+) -> None:
+    """Refuse a list of bad lines that stands where the linked text is to be."""
+    names = [f"{bitext.name}.{kind}" for bitext in bitexts for kind in ("text", "links")]
+    written = {os.path.realpath(path) for path in (folder, *(folder / n for n in [*names, REPORT]))}
+    if skip_bad is not None and os.path.realpath(skip_bad) in written:
+        raise InputError("both -o and --skip-bad", file=shown(skip_bad), fix="name another file")
+
+
 class _ListedLines(SkippedLines):
     """Lists bad lines with the bitext that they stand in."""
 
@@ -355,7 +366,11 @@ class _TagCheck:
 def _make_folder(folder: Path) -> Iterator[None]:
     """Make a folder, and take it away again if nothing comes to be in it."""
     is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = (error.strerror or str(error)).lower()
+        raise InputError(problem, file=folder, fix="write elsewhere") from error
     try:
         yield
     except BaseException:

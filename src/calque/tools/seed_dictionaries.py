@@ -11,6 +11,7 @@ import torch
 from calque.align.mapping import Pairs
 from calque.models.static import WordVectors
 from calque.text.dictionaries import Entry, read_dictionary
+from calque.text.files import SkippedLines
 from calque.types import InputError
 
 PIVOT, LANGUAGE = "{pivot}", "{language}"
@@ -46,16 +47,23 @@ class SeedDictionary:
         return pairs
 
 
-def load_dictionary(pattern: str, pivot: str, language: str) -> SeedDictionary | None:
+def name_dictionary(pattern: str, pivot: str, language: str) -> Path:
+    """Fill a pattern like `{pivot}-{language}.txt` in."""
+    return Path(pattern.replace(PIVOT, pivot).replace(LANGUAGE, language))
+
+
+def load_dictionary(
+    pattern: str, pivot: str, language: str, skipped: SkippedLines | None = None
+) -> SeedDictionary | None:
     """Read the dictionary of a language that a pattern like `{pivot}-{language}.txt` names, if any.
 
     A name that begins with de-en tells that its first column is German. Without such a name the
     first column is the pivot's.
     """
-    path = Path(pattern.replace(PIVOT, pivot).replace(LANGUAGE, language))
+    path = name_dictionary(pattern, pivot, language)
     if LANGUAGE in pattern and not path.exists():
         return None
-    entries = list(read_dictionary(path))
+    entries = list(read_dictionary(path, None if skipped is None else skipped.of(path)))
     if path.name.split(".")[0] == f"{language}-{pivot}":
         entries = [(word, other) for other, word in entries]
     return SeedDictionary(entries, str(path))

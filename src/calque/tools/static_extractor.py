@@ -7,12 +7,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from calque.models.static import WordVectors, write_vectors
-from calque.text.files import SkippedLines, check_target, shown, write_atomically
+from calque.text.files import (
+    PathLike,
+    SkipBad,
+    SkippedLines,
+    check_target,
+    shown,
+    write_atomically,
+)
 from calque.tools.embedder import device_of
 from calque.tools.extraction_folder import SECONDS_BETWEEN, ExtractionFolder
 from calque.tools.static_corpus import CorpusReader, CorpusReport
@@ -204,12 +211,12 @@ def _read_corpus(
             None if skip_bad is None else stack.enter_context(write_atomically(skip_bad))
         )
 
-        def skip(path: object, number: int, reason: str, text: str) -> None:
-            skipped(number, reason if len(paths) == 1 else f"{path}: {reason}", text)
+        def choose(path: PathLike) -> SkipBad | None:
+            if skip_bad is None:
+                return None
+            return skipped if len(paths) == 1 else skipped.of(path)
 
-        sentences = job.reader.read(
-            paths, report, lambda path: None if skip_bad is None else partial(skip, path)
-        )
+        sentences = job.reader.read(paths, report, choose)
         return number_corpus(
             encoder.tokenizer,
             _tell(sentences, advance),

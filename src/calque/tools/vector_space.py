@@ -13,7 +13,7 @@ import torch
 
 from calque.align.similarity import normalize_rows
 from calque.models.static import WordVectors, read_vectors
-from calque.text.files import PathLike, shown
+from calque.text.files import PathLike, SkipBad, shown
 from calque.types import InputError
 
 if TYPE_CHECKING:
@@ -72,10 +72,14 @@ class VectorSpace:
 
 
 def load_space(
-    path: PathLike, max_words: int | None = MAX_WORDS, device: torch.device | str = "cpu"
+    path: PathLike,
+    max_words: int | None = MAX_WORDS,
+    device: torch.device | str = "cpu",
+    skip_bad: SkipBad | None = None,
 ) -> VectorSpace:
     """Read the vectors of the first words of a file, which are the most frequent."""
-    return VectorSpace.of(read_vectors(path, max_words=max_words), shown(path), device)
+    vectors = read_vectors(path, max_words=max_words, skip_bad=skip_bad)
+    return VectorSpace.of(vectors, shown(path), device)
 
 
 def check_widths(src: VectorSpace, tgt: VectorSpace) -> None:

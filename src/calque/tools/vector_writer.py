@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calque.text.files import write_atomically
+from calque.text.files import check_target, write_atomically
 from calque.text.growing_array import GrowingArray
 from calque.tools.embedder import choose_output, embed_blocks, normalize_rows
 from calque.tools.windows import EmbedReport
@@ -60,12 +60,11 @@ def write_vectors(
     return report
 
 
-def check_output(path: Path) -> None:
-    """Refuse an output that cannot become a .npy file, before the work begins."""
+def check_output(path: Path, inputs: Iterable[str] = ()) -> None:
+    """Refuse an output that cannot become a .npy file, or that is read, before the work begins."""
     if path.suffix != ".npy":
         raise InputError("vectors are written as .npy", file=path, fix=f"try {path.stem}.npy")
-    if not path.parent.is_dir():
-        raise InputError("its folder does not exist", file=path, fix=f"mkdir -p {path.parent}")
+    check_target(path, inputs)
 
 
 def _center_file(path: Path, mean: npt.NDArray[np.float64], normalize: bool) -> None:
