@@ -22,16 +22,17 @@ from calque.models.seq2seq_start import (
     start_afresh,
 )
 from calque.models.veco import Veco, check_plugs
-from calque.objectives import OBJECTIVES
+from calque.objectives import OBJECTIVES, build_objective
 from calque.objectives.distillation import DistillationSettings
 from calque.text.files import write_atomically
 from calque.text.preparation import PreparedCorpus, open_prepared, prepare_corpora, read_hold_out
 from calque.text.streams import seed_of
 from calque.text.tokenization import load_tokenizer
 from calque.text.tokenizer_training import train_on_sources
-from calque.training.data import cleaning_rules, find_sources
+from calque.training.data import check_sources, cleaning_rules, find_sources
 from calque.training.probe_settings import anchor_probe
 from calque.training.processes import join_processes
+from calque.training.sketch import check_freezing
 from calque.types import InputError
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def prepare_text(
     """
     sources, rules = find_sources(recipe.data, base), cleaning_rules(recipe.data)
     _check_start(recipe)
+    check_freezing(recipe)
     held_out = _beside(recipe.data.hold_out, base)
     if held_out is not None and not Path(held_out).is_file():
         fix = "correct data.hold_out, or go without: --set data.hold_out=null"
@@ -98,6 +100,12 @@ def prepare_text(
     for corpus in corpora:
         say(f"{corpus.name}: {describe_cleaning(corpus)}")
     return corpora
+
+
+def check_text(recipe: Recipe, base: Path) -> None:
+    """Refuse a recipe with an objective that none of its text is for."""
+    objectives = [build_objective(settings) for settings in recipe.objectives]
+    check_sources(objectives, find_sources(recipe.data, base))
 
 
 def describe_cleaning(corpus: PreparedCorpus) -> str:
