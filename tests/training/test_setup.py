@@ -13,7 +13,7 @@ from calque.models.encoder import Encoder
 from calque.models.loading import build_model
 from calque.text.tokenization import encode_sentences
 from calque.tools.embedder import embed_sentences
-from calque.training.loop import train
+from calque.training.loop import Trainer, train
 from calque.training.processes import main_process_first
 from calque.training.recipe import Recipe
 from calque.training.setup import (
@@ -47,6 +47,56 @@ def test_every_architecture_trains_and_reads_a_whole_window(
     words = "Tom " * 200
     assert len(encode_sentences(encoder.tokenizer, [words])[0]) > recipe.model.positions
     assert embed_sentences(encoder, [words, "Tom"]).shape == (2, recipe.model.hidden)
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        [
+            "objectives=[{kind: cross_attention_lm, batch_tokens: 512}]",
+            "model.cross_attention=random",
+        ],
+        [
+            "objectives=[{kind: denoising_seq2seq, batch_tokens: 512}]",
+            "model.decoder={languages: [LANGUAGES]}",
+        ],
+    ],
+)
+def test_every_weight_that_is_trained_gets_a_gradient(
+    kind: str,
+    changes: list[str],
+    tiny_recipe: MakeRecipe,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    tiny_text: Path,
+    demo_rows: list[tuple[str, str, str]],
+    tmp_path: Path,
+) -> None:
+    """Processes wait for all gradients; a head that is not tied has a bias that never gets one."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=len(tiny_tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=66,
+        pad_token_id=1,
+        tie_word_embeddings=False,
+    )
+    Encoder(build_model(config), tiny_tokenizer).save(tmp_path / "untied")
+    languages = ", ".join(dict.fromkeys(["en", *(row[0] for row in demo_rows)]))
+    changes = [change.replace("LANGUAGES", languages) for change in changes]
+    recipe = tiny_recipe(*changes, f"model.start={tmp_path / 'untied'}")
+    trainer = Trainer(recipe, tiny_text, tmp_path / "run")
+    loss, _ = trainer.module([next(loader)[1] for loader in trainer._open_loaders()])
+    loss.backward()
+    assert [
+        n for n, p in trainer.module.named_parameters() if p.requires_grad and p.grad is None
+    ] == []
 
 
 def dropouts(encoder: Encoder, in_attention: bool) -> set[float]:

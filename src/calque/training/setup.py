@@ -174,6 +174,7 @@ def build_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder
     make = _start_encoder if recipe.model.decoder is None else _start_seq2seq
     encoder = make(recipe, tokenizer)
     _set_dropout(encoder, recipe.model)
+    _retire_biases(encoder)
     _check_length(recipe, encoder.max_tokens)
     return encoder
 
@@ -343,6 +344,22 @@ def _set_dropout(encoder: Encoder, model: ModelSection) -> None:
         for key in ("attention_probs_dropout_prob", "attention_dropout"):
             if hasattr(config, key):
                 setattr(config, key, model.attention_dropout)
+
+
+def _retire_biases(encoder: Encoder) -> None:
+    """Freeze a head's second bias, which nothing reads: DDP would wait for its gradient forever.
+
+    Where the output layer is not tied to the embeddings, Hugging Face's heads have a bias of their
+    own beside the one of the output layer.
+    """
+    for module in encoder.model.modules():
+        own, inside = (getattr(each, "bias", None) for each in (module, _child(module, "decoder")))
+        if isinstance(own, torch.nn.Parameter) and inside is not None and own is not inside:
+            own.requires_grad_(False)
+
+
+def _child(module: torch.nn.Module, name: str) -> torch.nn.Module | None:
+    return dict(module.named_children()).get(name)
 
 
 def _beside(path: str | None, base: Path) -> str | None:

@@ -78,8 +78,8 @@ def freeze(module: nn.Module, patterns: Sequence[str], *, free: bool = False) ->
 def match_parameters(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     """Choose the names that match; a pattern that changes nothing is an error.
 
-    A pattern `!…` takes back what it matches of those before: alone it means nothing. Shared weights, such as embeddings
-    that are also the output layer, go by either name.
+    A pattern `!…` takes back what it matches of those before: alone it means nothing. Shared
+    weights, such as embeddings that are also the output layer, go by either name.
 
     >>> match_parameters(["a.weight", "a.bias", "b.weight"], ["*.weight", "!b.*"])
     ['a.weight']
