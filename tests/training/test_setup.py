@@ -21,6 +21,7 @@ from calque.training.setup import (
     build_encoder,
     describe_cleaning,
     find_tokenizer,
+    make_accelerator,
     open_text,
     prepare_text,
 )
@@ -97,6 +98,22 @@ def test_every_weight_that_is_trained_gets_a_gradient(
     assert [
         n for n, p in trainer.module.named_parameters() if p.requires_grad and p.grad is None
     ] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits_for_all"),
+    [
+        ([], True),
+        (["model.decoder={}"], False),
+        (["model.decoder={}", "objectives.1={kind: translation}"], True),
+    ],
+)
+def test_processes_do_not_wait_for_a_decoder_that_nothing_teaches(
+    changes: list[str], waits_for_all: bool, tiny_recipe: MakeRecipe, tiny_encoder: Encoder
+) -> None:
+    handler = make_accelerator(tiny_recipe(*changes), tiny_encoder).ddp_handler
+    assert handler is not None
+    assert handler.find_unused_parameters != waits_for_all
 
 
 def dropouts(encoder: Encoder, in_attention: bool) -> set[float]:

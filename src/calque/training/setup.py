@@ -24,6 +24,7 @@ from calque.models.seq2seq_start import (
 from calque.models.veco import Veco, check_plugs
 from calque.objectives import OBJECTIVES, build_objective
 from calque.objectives.distillation import DistillationSettings
+from calque.objectives.translation import Writing
 from calque.text.files import write_atomically
 from calque.text.preparation import PreparedCorpus, open_prepared, prepare_corpora, read_hold_out
 from calque.text.streams import seed_of
@@ -288,7 +289,7 @@ def make_accelerator(recipe: Recipe, encoder: Encoder) -> Accelerator:
     if precision == "auto":
         precision = "bf16" if state.device.type == "cuda" else "fp32"
     every_weight = any(_uses_all_weights(settings) for settings in recipe.objectives)
-    every_weight = every_weight and recipe.freeze_steps is None
+    every_weight = every_weight and recipe.freeze_steps is None and not _leaves_decoder(recipe)
     accelerator = Accelerator(
         mixed_precision="bf16" if precision == "bf16" else "no",
         cpu=state.device.type == "cpu",
@@ -301,6 +302,12 @@ def make_accelerator(recipe: Recipe, encoder: Encoder) -> Accelerator:
             fix="set engine.distributed=ddp, or use GPUs",
         )
     return accelerator
+
+
+def _leaves_decoder(recipe: Recipe) -> bool:
+    """Tell whether there is a decoder, but nothing that it learns to write."""
+    writes = any(issubclass(OBJECTIVES[each.kind], Writing) for each in recipe.objectives)
+    return recipe.model.decoder is not None and not writes
 
 
 def _uses_all_weights(settings: AnySettings) -> bool:
