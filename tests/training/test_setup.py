@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -267,3 +268,17 @@ def test_a_missing_hold_out_is_named(tiny_recipe: MakeRecipe, tmp_path: Path) ->
 def test_alone_a_process_is_the_main_one() -> None:
     with main_process_first() as is_main:
         assert is_main
+
+
+def test_a_process_whose_main_one_has_stopped_says_so_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def end(group: object) -> None:
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:30593.")
+
+    state = SimpleNamespace(num_processes=2, is_main_process=False)
+    monkeypatch.setattr("calque.training.processes.join_processes", lambda: state)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **options: None)
+    monkeypatch.setattr(torch.distributed, "barrier", end)
+    with pytest.raises(InputError, match="another process has stopped"), main_process_first():
+        pass
