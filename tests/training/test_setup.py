@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from calque.models.encoder import Encoder
 from calque.models.loading import build_model
 from calque.text.tokenization import encode_sentences
 from calque.tools.embedder import embed_sentences
-from calque.training.loop import train
+from calque.training.loop import Trainer, train
 from calque.training.processes import main_process_first
 from calque.training.recipe import Recipe
 from calque.training.setup import (
@@ -21,6 +22,7 @@ from calque.training.setup import (
     build_encoder,
     describe_cleaning,
     find_tokenizer,
+    make_accelerator,
     open_text,
     prepare_text,
 )
@@ -47,6 +49,72 @@ def test_every_architecture_trains_and_reads_a_whole_window(
     words = "Tom " * 200
     assert len(encode_sentences(encoder.tokenizer, [words])[0]) > recipe.model.positions
     assert embed_sentences(encoder, [words, "Tom"]).shape == (2, recipe.model.hidden)
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        [
+            "objectives=[{kind: cross_attention_lm, batch_tokens: 512}]",
+            "model.cross_attention=random",
+        ],
+        [
+            "objectives=[{kind: denoising_seq2seq, batch_tokens: 512}]",
+            "model.decoder={languages: [LANGUAGES]}",
+        ],
+    ],
+)
+def test_every_weight_that_is_trained_gets_a_gradient(
+    kind: str,
+    changes: list[str],
+    tiny_recipe: MakeRecipe,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    tiny_text: Path,
+    demo_rows: list[tuple[str, str, str]],
+    tmp_path: Path,
+) -> None:
+    """Processes wait for all gradients; a head that is not tied has a bias that never gets one."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=len(tiny_tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=66,
+        pad_token_id=1,
+        tie_word_embeddings=False,
+    )
+    Encoder(build_model(config), tiny_tokenizer).save(tmp_path / "untied")
+    languages = ", ".join(dict.fromkeys(["en", *(row[0] for row in demo_rows)]))
+    changes = [change.replace("LANGUAGES", languages) for change in changes]
+    recipe = tiny_recipe(*changes, f"model.start={tmp_path / 'untied'}")
+    trainer = Trainer(recipe, tiny_text, tmp_path / "run")
+    loss, _ = trainer.module([next(loader)[1] for loader in trainer._open_loaders()])
+    loss.backward()
+    assert [
+        n for n, p in trainer.module.named_parameters() if p.requires_grad and p.grad is None
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits_for_all"),
+    [
+        ([], True),
+        (["model.decoder={}"], False),
+        (["model.decoder={}", "objectives.1={kind: translation}"], True),
+    ],
+)
+def test_processes_do_not_wait_for_a_decoder_that_nothing_teaches(
+    changes: list[str], waits_for_all: bool, tiny_recipe: MakeRecipe, tiny_encoder: Encoder
+) -> None:
+    handler = make_accelerator(tiny_recipe(*changes), tiny_encoder).ddp_handler
+    assert handler is not None
+    assert handler.find_unused_parameters != waits_for_all
 
 
 def dropouts(encoder: Encoder, in_attention: bool) -> set[float]:
@@ -200,3 +268,17 @@ def test_a_missing_hold_out_is_named(tiny_recipe: MakeRecipe, tmp_path: Path) ->
 def test_alone_a_process_is_the_main_one() -> None:
     with main_process_first() as is_main:
         assert is_main
+
+
+def test_a_process_whose_main_one_has_stopped_says_so_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def end(group: object) -> None:
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:30593.")
+
+    state = SimpleNamespace(num_processes=2, is_main_process=False)
+    monkeypatch.setattr("calque.training.processes.join_processes", lambda: state)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **options: None)
+    monkeypatch.setattr(torch.distributed, "barrier", end)
+    with pytest.raises(InputError, match="another process has stopped"), main_process_first():
+        pass

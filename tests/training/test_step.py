@@ -104,6 +104,16 @@ def test_a_pattern_that_matches_nothing_is_refused(tiny_encoder: Encoder) -> Non
         freeze(encoder, ["*.embeddings.*", "*.layer.7.*"])
 
 
+@pytest.mark.parametrize("patterns", [["!*.layer.0.*"], ["*.embeddings.*", "!*.layer.0.*"]])
+def test_a_pattern_that_takes_nothing_back_is_refused(
+    patterns: list[str], tiny_encoder: Encoder
+) -> None:
+    """As if `!…` alone meant that all else is frozen: nothing would be, without a word."""
+    problem = r"freeze: '!\*\.layer\.0\.\*' takes nothing back \(.*such as 'model\.\*'\)"
+    with pytest.raises(InputError, match=problem):
+        freeze(deepcopy(tiny_encoder), patterns)
+
+
 def test_matrices_decay_and_vectors_do_not(tiny_encoder: Encoder, tiny_recipe: MakeRecipe) -> None:
     encoder = deepcopy(tiny_encoder)
     settings = tiny_recipe(

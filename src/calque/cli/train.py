@@ -46,7 +46,7 @@ def train(
     from calque.training.map_fitting import fit_maps, is_closed_form
     from calque.training.processes import main_process_first
     from calque.training.recipe import find_recipe, load_recipe
-    from calque.training.setup import anchor_paths
+    from calque.training.setup import anchor_paths, check_text
 
     path = find_recipe(recipe)
     loaded = anchor_paths(load_recipe(path, settings or ()), path.parent)
@@ -61,6 +61,7 @@ def train(
     with main_process_first() as is_main:
         # A run goes on with the text it began with, even if its sources have changed.
         if is_main and prepared is None and not (resume and is_prepared(text)):
+            check_text(loaded, path.parent)
             prepare_visibly(loaded, path.parent, text)
     try:
         if in_one_pass:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import nn
 
 from calque.models import attention
 from calque.models.families import FAMILIES, family_of
@@ -34,7 +35,7 @@ from calque.models.veco import find_full
 from calque.types import InputError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
     State = Mapping[str, Tensor]
@@ -112,16 +113,31 @@ def build_seq2seq(
 
 def check_plan(start: str | Path, plan: DecoderPlan) -> int:
     """Refuse a decoder that a model cannot give, by its description alone; give its positions."""
+    config, n_layers = _describe(start)
+    choose_layers(n_layers, plan)
+    return count_positions(config)
+
+
+def sketch_halves(start: Any, plan: DecoderPlan) -> tuple[Any, nn.Module]:
+    """Make both halves at random and apart, for their names; also give the encoder's description.
+
+    `start` is a folder or a hub name, or the description of a new encoder.
+    """
+    is_name = isinstance(start, str | Path)
+    config, n_layers = _describe(start) if is_name else (start, start.num_hidden_layers)
+    encoder, decoder = _make_halves(config, config.vocab_size, len(choose_layers(n_layers, plan)))
+    return config, nn.ModuleDict({"encoder": encoder, "decoder": decoder})
+
+
+def _describe(start: str | Path) -> tuple[Any, int]:
+    """Describe the encoder of a model to start from, and count the layers for the decoder."""
     folder = find_folder(start)
     if _read_config(folder).get("model_type") == KIND:
         whole = load_description(folder)
-        config, n_layers = whole.encoder, whole.decoder.num_hidden_layers
-    else:
-        config = load_config(folder)
-        check_decodes(config.model_type)
-        n_layers = config.num_hidden_layers
-    choose_layers(n_layers, plan)
-    return count_positions(config)
+        return whole.encoder, whole.decoder.num_hidden_layers
+    config = load_config(folder)
+    check_decodes(config.model_type)
+    return config, config.num_hidden_layers
 
 
 def check_decodes(model_type: str) -> None:

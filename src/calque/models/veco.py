@@ -73,7 +73,7 @@ class Veco(Encoder):
         far worse than a random start (LOG.md).
         """
         check_plugs(encoder.model.config.model_type)
-        model = _build_plugged(encoder)
+        model = build_plugged(encoder.model.config)
         found: Any = model.load_state_dict(encoder.model.state_dict(), strict=False)
         assert not found.unexpected_keys
         assert all(f".{PLUG}." in key for key in found.missing_keys)
@@ -113,7 +113,7 @@ class Veco(Encoder):
     def unplug(self) -> Encoder:
         """Give a plain encoder with a copy of the weights, without the cross-attention."""
         with torch.random.fork_rng(devices=()):
-            model = build_model(_plain_config(self.model.config))
+            model = build_model(plain_config(self.model.config))
         model.load_state_dict(_drop_plug(self.model.state_dict()))
         encoder = Encoder(model, self.tokenizer).to(self.model.device, self.model.dtype)
         return encoder.train(self.training)
@@ -121,7 +121,7 @@ class Veco(Encoder):
     def publish(self, folder: Path, *, dtype: torch.dtype, state: dict[str, Tensor]) -> None:
         """Write the unplugged encoder for anyone's use, and the full model in a folder inside."""
         with torch.device("meta"):
-            plain = build_model(_plain_config(self.model.config))
+            plain = build_model(plain_config(self.model.config))
         save_checkpoint(plain, self.tokenizer, folder, dtype, _drop_plug(state))
         self.save(folder / FULL, dtype=dtype, state=state)
 
@@ -138,10 +138,11 @@ def find_full(name: str | Path) -> Path | None:
     return None
 
 
-def _build_plugged(encoder: Encoder) -> PreTrainedModel:
+def build_plugged(config: Any) -> PreTrainedModel:
+    """Make an encoder of a given description with cross-attention and random weights."""
     from transformers import AutoModelForCausalLM
 
-    config = copy.deepcopy(encoder.model.config)
+    config = copy.deepcopy(config)
     config.is_decoder = config.add_cross_attention = True
     with torch.random.fork_rng(devices=()):
         model: Any = AutoModelForCausalLM.from_config(
@@ -157,7 +158,8 @@ def check_plugs(model_type: str) -> None:
         raise InputError(f"encoders of type {model_type!r} have no cross-attention", fix=fix)
 
 
-def _plain_config(config: Any) -> Any:
+def plain_config(config: Any) -> Any:
+    """Describe a model without its cross-attention."""
     plain = copy.deepcopy(config)
     plain.is_decoder = plain.add_cross_attention = False
     return plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,18 @@ def find_sources(data: DataSection, base: Path) -> list[TextSource]:
     if not kept:
         raise InputError("the recipe names no text", fix="add data.sources, or give --prepared")
     return kept
+
+
+def check_sources(objectives: Iterable[Objective], sources: Sequence[TextSource]) -> None:
+    """Refuse objectives for which no source is of the right kind, before any text is prepared."""
+    for objective in objectives:
+        if not any(
+            _serves(objective, source.languages, source.links is not None, source.vectors)
+            for source in sources
+        ):
+            kind = _describe_text(objective)
+            problem = f"{objective.settings.kind}: no source of {kind} among data.sources"
+            raise InputError(problem, fix="add one, or leave the objective out")
 
 
 def cleaning_rules(data: DataSection) -> CleaningRules:
@@ -223,14 +235,12 @@ def _find_units(
     objective: Objective, prepared: Sequence[PreparedCorpus], folder: Path, data: DataSection
 ) -> list[_Unit]:
     """Choose the corpora an objective is for; vectors serve those that ask for them alone."""
-    left_out, raw_only = set(data.leave_out_languages), objective.settings.text == "raw"
+    left_out = set(data.leave_out_languages)
     chosen = [
         corpus
         for corpus in prepared
         if not left_out & set(corpus.languages)
-        and (corpus.dimensions > 0) == objective.needs_vectors
-        and not (raw_only and corpus.linked)
-        and (corpus.linked or not objective.needs_links)
+        and _serves(objective, corpus.languages, corpus.linked, corpus.dimensions > 0)
     ]
     widths = sorted({corpus.dimensions for corpus in chosen})
     if len(widths) > 1:
@@ -239,6 +249,19 @@ def _find_units(
         )
     units = [unit for corpus in chosen for unit in _open_units(corpus, folder, objective)]
     return [unit for unit in units if unit.size > 0]
+
+
+def _serves(
+    objective: Objective, languages: Sequence[str], is_linked: bool, has_vectors: bool
+) -> bool:
+    """Tell whether a corpus is of a kind that an objective can learn from."""
+    if has_vectors != objective.needs_vectors or (objective.needs_links and not is_linked):
+        return False
+    if objective.settings.text == "raw" and is_linked:
+        return False
+    if objective.pairs_neighbors:  # plain text alone: the lines of bitext seldom follow each other
+        return len(languages) == 1
+    return objective.n_sides in (1, len(languages))
 
 
 def _open_units(corpus: PreparedCorpus, folder: Path, objective: Objective) -> list[_Unit]:
@@ -252,11 +275,8 @@ def _open_units(corpus: PreparedCorpus, folder: Path, objective: Objective) -> l
             _Unit(language, (store,), size, extras)
             for language, store in zip(languages, stores, strict=True)
         ]
-    if objective.pairs_neighbors:  # plain text alone: the lines of bitext seldom follow each other
-        pairs = [(PreviousSentences(store), store) for store in stores if len(stores) == 1]
-        return [_Unit(languages[0], pair, size) for pair in pairs]
-    if len(stores) != objective.n_sides:
-        return []
+    if objective.pairs_neighbors:
+        return [_Unit(languages[0], (PreviousSentences(stores[0]), stores[0]), size)]
     names = STORES if objective.needs_links else ()
     links = tuple(TokenStore.open(here / name) for name in names)
     return [_Unit("-".join(languages), stores, size, links)]

@@ -11,6 +11,8 @@ import torch
 from accelerate import PartialState
 from torch.distributed.tensor import DTensor
 
+from calque.types import InputError
+
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import Tensor
@@ -33,7 +35,10 @@ def main_process_first() -> Iterator[bool]:
     # The default group gives up after some minutes; text may take hours to prepare.
     group = torch.distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
     yield bool(state.is_main_process)
-    torch.distributed.barrier(group)
+    try:
+        torch.distributed.barrier(group)
+    except RuntimeError as error:  # gloo's, when a connection ends
+        raise InputError("another process has stopped", fix="see what it says") from error
 
 
 def gather_tensor(value: Tensor) -> Tensor:

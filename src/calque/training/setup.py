@@ -22,16 +22,18 @@ from calque.models.seq2seq_start import (
     start_afresh,
 )
 from calque.models.veco import Veco, check_plugs
-from calque.objectives import OBJECTIVES
+from calque.objectives import OBJECTIVES, build_objective
 from calque.objectives.distillation import DistillationSettings
+from calque.objectives.translation import Writing
 from calque.text.files import write_atomically
 from calque.text.preparation import PreparedCorpus, open_prepared, prepare_corpora, read_hold_out
 from calque.text.streams import seed_of
 from calque.text.tokenization import load_tokenizer
 from calque.text.tokenizer_training import train_on_sources
-from calque.training.data import cleaning_rules, find_sources
+from calque.training.data import check_sources, cleaning_rules, find_sources
 from calque.training.probe_settings import anchor_probe
 from calque.training.processes import join_processes
+from calque.training.sketch import check_freezing
 from calque.types import InputError
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ def prepare_text(
     """
     sources, rules = find_sources(recipe.data, base), cleaning_rules(recipe.data)
     _check_start(recipe)
+    check_freezing(recipe)
     held_out = _beside(recipe.data.hold_out, base)
     if held_out is not None and not Path(held_out).is_file():
         fix = "correct data.hold_out, or go without: --set data.hold_out=null"
@@ -98,6 +101,12 @@ def prepare_text(
     for corpus in corpora:
         say(f"{corpus.name}: {describe_cleaning(corpus)}")
     return corpora
+
+
+def check_text(recipe: Recipe, base: Path) -> None:
+    """Refuse a recipe with an objective that none of its text is for."""
+    objectives = [build_objective(settings) for settings in recipe.objectives]
+    check_sources(objectives, find_sources(recipe.data, base))
 
 
 def describe_cleaning(corpus: PreparedCorpus) -> str:
@@ -166,6 +175,7 @@ def build_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder
     make = _start_encoder if recipe.model.decoder is None else _start_seq2seq
     encoder = make(recipe, tokenizer)
     _set_dropout(encoder, recipe.model)
+    _retire_biases(encoder)
     _check_length(recipe, encoder.max_tokens)
     return encoder
 
@@ -279,7 +289,7 @@ def make_accelerator(recipe: Recipe, encoder: Encoder) -> Accelerator:
     if precision == "auto":
         precision = "bf16" if state.device.type == "cuda" else "fp32"
     every_weight = any(_uses_all_weights(settings) for settings in recipe.objectives)
-    every_weight = every_weight and recipe.freeze_steps is None
+    every_weight = every_weight and recipe.freeze_steps is None and not _leaves_decoder(recipe)
     accelerator = Accelerator(
         mixed_precision="bf16" if precision == "bf16" else "no",
         cpu=state.device.type == "cpu",
@@ -292,6 +302,12 @@ def make_accelerator(recipe: Recipe, encoder: Encoder) -> Accelerator:
             fix="set engine.distributed=ddp, or use GPUs",
         )
     return accelerator
+
+
+def _leaves_decoder(recipe: Recipe) -> bool:
+    """Tell whether there is a decoder, but nothing that it learns to write."""
+    writes = any(issubclass(OBJECTIVES[each.kind], Writing) for each in recipe.objectives)
+    return recipe.model.decoder is not None and not writes
 
 
 def _uses_all_weights(settings: AnySettings) -> bool:
@@ -335,6 +351,22 @@ def _set_dropout(encoder: Encoder, model: ModelSection) -> None:
         for key in ("attention_probs_dropout_prob", "attention_dropout"):
             if hasattr(config, key):
                 setattr(config, key, model.attention_dropout)
+
+
+def _retire_biases(encoder: Encoder) -> None:
+    """Freeze a head's second bias, which nothing reads: DDP would wait for its gradient forever.
+
+    Where the output layer is not tied to the embeddings, Hugging Face's heads have a bias of their
+    own beside the one of the output layer.
+    """
+    for module in encoder.model.modules():
+        own, inside = (getattr(each, "bias", None) for each in (module, _child(module, "decoder")))
+        if isinstance(own, torch.nn.Parameter) and inside is not None and own is not inside:
+            own.requires_grad_(False)
+
+
+def _child(module: torch.nn.Module, name: str) -> torch.nn.Module | None:
+    return dict(module.named_children()).get(name)
 
 
 def _beside(path: str | None, base: Path) -> str | None:

@@ -76,10 +76,10 @@ def freeze(module: nn.Module, patterns: Sequence[str], *, free: bool = False) ->
 
 
 def match_parameters(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """Choose the names that match; a pattern that matches none is an error.
+    """Choose the names that match; a pattern that changes nothing is an error.
 
-    A pattern `!…` takes back what it matches of those before. Shared weights, such as embeddings
-    that are also the output layer, go by either name.
+    A pattern `!…` takes back what it matches of those before: alone it means nothing. Shared
+    weights, such as embeddings that are also the output layer, go by either name.
 
     >>> match_parameters(["a.weight", "a.bias", "b.weight"], ["*.weight", "!b.*"])
     ['a.weight']
@@ -92,7 +92,11 @@ def match_parameters(names: Iterable[str], patterns: Sequence[str]) -> list[str]
                 f"freeze: {pattern!r} matches no parameter",
                 fix=f"names look like {names[0]}, and * stands for anything",
             )
-        chosen = chosen - set(matches) if pattern.startswith("!") else chosen | set(matches)
+        takes_back = pattern.startswith("!")
+        if takes_back and not chosen & set(matches):
+            fix = f"name before it what is frozen, such as '{names[0].split('.')[0]}.*'"
+            raise InputError(f"freeze: {pattern!r} takes nothing back", fix=fix)
+        chosen = chosen - set(matches) if takes_back else chosen | set(matches)
     return [name for name in names if name in chosen]
 
 
