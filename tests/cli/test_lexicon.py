@@ -112,6 +112,9 @@ def test_evaluation_beside_a_dictionary(folder: Path, capsys: pytest.CaptureFixt
     assert run(["lexicon", *vectors(folder), *options]) == 0
     assert len(out.read_text().splitlines()) == N_WORDS
     assert "P@10" in capsys.readouterr().out
+    # What was written is read again, scores and all: of itself it knows every word.
+    assert run(["lexicon", *vectors(folder), "--evaluate", str(out)]) == 0
+    assert "→ 40 of 40 words known (100.0 %)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,11 @@ def test_entries_come_in_order_with_repetitions():
     ]
 
 
+@pytest.mark.parametrize("score", ["0.8431", "-0.02", "1", "1.5e-05", "2E+3"])
+def test_scores_are_passed_over(place, score):
+    assert list(read_dictionary(place(f"ice cream\tEis\t{score}\n"))) == [("ice cream", "Eis")]
+
+
 def test_translations_are_grouped():
     groups = group_translations(read_dictionary(SAMPLE))
     assert groups["cat"] == ["Katze", "Kater"]
@@ -46,6 +51,9 @@ def test_translations_are_grouped():
         ("a b\n\n", 2, "0 words where 2 are due"),
         ("alone\n", 1, "1 words where 2 are due"),
         ("a\tb\tc\n", 1, "3 words where 2 are due"),
+        ("a\tb\t1.2.3\n", 1, "3 words where 2 are due"),
+        ("a b 0.5\n", 1, "3 words where 2 are due"),
+        ("a\t\t0.5\n", 1, "an empty side"),
         ("a\t\n", 1, "an empty side"),
         (b"a b\n\xff b\n", 2, "invalid UTF-8 at byte 1"),
     ],

@@ -1,10 +1,12 @@
 """Bilingual dictionaries in MUSE's format: `source target` lines, in order, repetitions kept.
 
-A tab separates entries of several words; without one, the line must hold two words.
+A tab separates entries of several words; without one, the line must hold two words. A number in a
+third column is a score, as `calque lexicon` writes it, and is passed over.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
@@ -12,6 +14,7 @@ from calque.text.files import BadLine, PathLike, SkipBad, refuse, scan_lines, wr
 from calque.types import InputError
 
 Entry: TypeAlias = tuple[str, str]
+SCORE = re.compile(r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?")
 
 
 def read_dictionary(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[Entry]:
@@ -53,6 +56,8 @@ def group_translations(entries: Iterable[Entry]) -> dict[str, list[str]]:
 
 def _parse_entry(line: str) -> Entry | BadLine:
     words = [word.strip() for word in line.split("\t")] if "\t" in line else line.split()
+    if len(words) == 3 and "\t" in line and SCORE.fullmatch(words[2]):
+        del words[2]
     if len(words) != 2 or not all(words):
         reason = f"{len(words)} words where 2 are due" if all(words) else "an empty side"
         return BadLine(reason, "write source TAB target", line)
