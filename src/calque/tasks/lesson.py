@@ -109,6 +109,9 @@ class Lesson(Generic[T]):
     def _measure_run(
         self, encoder: Encoder, seed: int, run: Run, on_progress: OnProgress
     ) -> list[Outcome]:
+        labels = self._find_labels(run)
+        for language in run.tests:  # what is wrong with a test is told before hours of training
+            self._encode_test(language, run, labels)
         model, labels, counts = self.train(encoder, seed, run, on_progress)
         return [self._test(model, language, run, labels, counts) for language in run.tests]
 
@@ -133,14 +136,17 @@ class Lesson(Generic[T]):
         labels: list[str],
         learnt: Mapping[str, int],
     ) -> Outcome:
-        examples = self._pair(language, self.corpus.test_on(language, run), "test")
-        encoded = self._encode(("test", language, run.sources), examples, labels)
+        examples, encoded = self._encode_test(language, run, labels)
         scored = self.score(model, encoded)
         counts = {**encoded.counts, **scored.counts, **self.corpus.count_dropped(language)}
         if self.plug is not None:
             counts |= self.plug.count_missing(language, examples)
         n_items = len(examples)
         return Outcome(language, scored.metrics, n_items, scored.items, counts={**counts, **learnt})
+
+    def _encode_test(self, language: str, run: Run, labels: list[str]) -> tuple[Sequence[Any], Any]:
+        examples = self._pair(language, self.corpus.test_on(language, run), "test")
+        return examples, self._encode(("test", language, run.sources), examples, labels)
 
     def _find_labels(self, run: Run) -> list[str]:
         """List the labels that a run's training examples have."""
