@@ -158,6 +158,23 @@ def test_bad_input(texts: tuple[Path, Path], capsys: pytest.CaptureFixture[str])
         assert not list(folder.glob("*.mining"))
 
 
+@pytest.mark.parametrize("index", ["Nonsense", "IVF4,PQ7"])
+def test_an_index_that_cannot_be_is_told_before_the_work(
+    index: str,
+    texts: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Vectors of 384 numbers cannot be cut into seven parts."""
+    pytest.importorskip("faiss")
+    monkeypatch.delattr(mining_vectors, "embed_blocks")
+    out = texts[0].parent / "out.tsv"
+    assert mine(*texts, "-o", out, "--index", index) == 2
+    said = capsys.readouterr().err
+    assert f"no index is called '{index}', or not for vectors of 384 numbers" in said
+    assert not out.exists()
+
+
 def test_tabs_become_spaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("one\ttwo\nthree\n")
     (tmp_path / "b.txt").write_text("eins zwei\ndrei\n")

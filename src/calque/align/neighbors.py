@@ -106,20 +106,33 @@ def _search(
     return np.concatenate(cosines), np.concatenate(places)
 
 
-def _build(keys: UnitRows, description: str, probes: int) -> Any:
+def check_index(description: str, width: int) -> None:
+    """Refuse an index that cannot be made for vectors of a width, or for want of FAISS."""
+    if description != EXACT:
+        _make(description, width)
+
+
+def _make(description: str, width: int) -> Any:
     try:
         import faiss
     except ImportError as error:
         raise MissingExtra("faiss-cpu", "mine") from error
     try:
-        index = faiss.index_factory(keys.width, description, faiss.METRIC_INNER_PRODUCT)
+        return faiss.index_factory(width, description, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         fix = f"try {EXACT}, or what FAISS's index_factory knows, such as IVF1024,Flat"
-        raise InputError(f"no index is called {description!r}", fix=fix) from error
+        problem = f"no index is called {description!r}, or not for vectors of {width} numbers"
+        raise InputError(problem, fix=fix) from error
+
+
+def _build(keys: UnitRows, description: str, probes: int) -> Any:
+    index = _make(description, keys.width)
     if not index.is_trained:
         index.train(_sample(keys, index))
     for part in _parts(keys):
         index.add(part)
+    import faiss
+
     lists = faiss.try_extract_index_ivf(index)
     if lists is not None:
         lists.nprobe = probes

@@ -117,7 +117,7 @@ def mine(
         gold = set[tuple[int, int]]()
         if dev is not None:
             gold = locate_gold(dev, job.stores or [len(s.vectors.array) for s in given or ()])
-        sides = given or job.embed(model, layer, raw)
+        sides = given or job.embed(model, layer, raw, settings.index)
         pairs = _search(sides, settings)
         if dev is not None:
             cut = choose_threshold(pairs, *sides, gold)
@@ -178,8 +178,11 @@ class _Job:
             sides.append(Side(*usable_rows(array, file, lines, place), store))
         return sides[0], sides[1]
 
-    def embed(self, model: str | None, layer: int | None, raw: bool) -> tuple[Side, Side]:
-        """Embed both texts."""
+    def embed(
+        self, model: str | None, layer: int | None, raw: bool, index: str
+    ) -> tuple[Side, Side]:
+        """Embed both texts, for an index that can be made of them."""
+        from calque.align.neighbors import check_index
         from calque.api import load
         from calque.cli.progress import show_progress
         from calque.tools.embedder import device_of
@@ -187,6 +190,7 @@ class _Job:
         from calque.tools.mining_vectors import embed_store, usable_rows
 
         encoder, sides = load(model, self.device), []
+        check_index(index, encoder.hidden_size)
         with show_progress("embedding", sum(map(len, self.stores))) as advance:
             for store in self.stores:
                 array, n_long = embed_store(
