@@ -41,6 +41,30 @@ def test_help_takes_little_time() -> None:
     assert min(seconds) < 0.3
 
 
+def test_our_warnings_are_lines_and_others_stay_as_they_are() -> None:
+    code = """
+import warnings
+from calque import cli
+
+class Odd(UserWarning):
+    __module__ = "calque.models.loading"
+
+def warn():
+    warnings.warn("model: has no head", Odd)
+    warnings.warn("old", FutureWarning)
+    return 3
+
+cli.run = warn
+cli.main()
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    ours, *others = done.stderr.splitlines()
+    assert ours == "calque: warning: model: has no head"
+    assert others[0].endswith(": FutureWarning: old")
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("calque 0.")

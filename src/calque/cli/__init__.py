@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 
 from calque.types import InputError
@@ -11,6 +12,7 @@ from calque.types import InputError
 
 def main() -> None:
     """Run `calque` and exit: 2 for bad input, 130 when interrupted."""
+    warnings.formatwarning = _format_warning
     sys.exit(run())
 
 
@@ -49,6 +51,20 @@ def _call(command: Callable[[], object]) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
+
+
+def _format_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+    _usual: Callable[..., str] = warnings.formatwarning,
+) -> str:
+    """Put Calque's own warnings into a line; who is warned needs no place in the code."""
+    if category.__module__.partition(".")[0] == "calque":
+        return f"calque: warning: {message}\n"
+    return _usual(message, category, filename, lineno, line)
 
 
 def _silence_stdout() -> None:
