@@ -97,6 +97,10 @@ def test_an_unknown_key_is_named(change: str, message: str) -> None:
         ("objectives.0.kind=foo", "objectives.0: Input tag 'foo' found using 'kind'"),
         ("data.cleaning.max_chars=x", "data.cleaning: max_chars: Input should be a valid integer"),
         ("seed=-1", "seed: Input should be greater than or equal to 0, got -1"),
+        (f"seed={2**64}", f"seed: Input should be less than {2**63}, got {2**64}"),
+        ("optimizer.betas=[0.9, 1.0]", "optimizer.betas.1: Input should be less than 1, got 1.0"),
+        ("optimizer.betas=[-1, 0.9]", "optimizer.betas.0: Input should be greater than or equal"),
+        ("engine.workers=-1", "engine.workers: Input should be greater than or equal to 0, got -1"),
     ],
 )
 def test_a_wrong_value_is_named(change: str, message: str) -> None:
@@ -128,6 +132,8 @@ def test_a_missing_key_is_named(content: dict[str, Any], message: str) -> None:
         (["schedule.steps=100"], "schedule: warmup=10000 exceeds steps=100"),
         (["data.cleaning.min_chars=5000"], "data.cleaning: min_chars=5000 exceeds max_chars=1000"),
         (["average.kind=ema", "checkpoints.final=best"], "exclude each other"),
+        (["objectives.0.weight=0", "objectives.1.weight=0.0"], "objectives: every weight is 0"),
+        (["model.architecture=modernbert", "model.hidden=36"], "hidden=36 gives each of heads=12"),
     ],
 )
 def test_keys_that_do_not_fit_together(changes: list[str], message: str) -> None:
@@ -165,6 +171,9 @@ def test_overrides_reach_into_lists_and_make_sections() -> None:
         ("name.x.y=3", "--set name.x.y=3: nothing lies above 'x'"),
         ("objectives.2.weight=3", "--set objectives.2.weight=3: '2' is not one of the 2 entries"),
         ("objectives.x=3", "--set objectives.x=3: 'x' is not one of the 2 entries"),
+        ("objectives.²=3", "--set objectives.²=3: '²' is not one of the 2 entries"),
+        ("name=2026-13-45", "--set name=2026-13-45: not valid YAML: month must be in 1..12"),
+        ("data={alpha: 1, alpha: 0}", "--set data={alpha: 1, alpha: 0}: not valid YAML: the key"),
     ],
 )
 def test_a_bad_override_is_named(change: str, message: str) -> None:
@@ -198,6 +207,35 @@ def test_a_yaml_error_has_its_line(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes("name: caf\xe9".encode("latin-1"))
     with pytest.raises(InputError, match=r"latin\.yaml: not valid YAML"):
         load_recipe(tmp_path / "latin.yaml")
+
+
+def test_a_yaml_error_is_one_line(tmp_path: Path) -> None:
+    for text in ("name: a\x00b\n", "name: 2026-13-45\n"):
+        with pytest.raises(InputError, match="not valid YAML: ") as caught:
+            load(tmp_path, text)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_key_that_comes_twice_is_named(tmp_path: Path) -> None:
+    """PyYAML would take the second section, and lose what the first one says."""
+    text = "name: x\noptimizer: {clip: 2.0}\nobjectives: [{kind: masked_lm}]\n"
+    assert load(tmp_path, text).optimizer.clip == 2.0
+    with pytest.raises(InputError, match="line 4: not valid YAML: the key optimizer comes twice"):
+        load(tmp_path, text + "optimizer: {weight_decay: 0.1}\n")
+
+
+def test_a_merged_section_may_be_overridden(tmp_path: Path) -> None:
+    """The keys of `<<` are defaults: one that comes again is not there twice."""
+    text = """
+name: x
+objectives:
+- &first {kind: masked_lm, weight: 2.0, batch_tokens: 512}
+- &second {<<: *first, weight: 3.0}
+- {<<: *second, weight: 4.0}
+"""
+    recipe = load(tmp_path, text)
+    assert [each.weight for each in recipe.objectives] == [2.0, 3.0, 4.0]
+    assert {each.batch_tokens for each in recipe.objectives} == {512}
 
 
 def test_nothing_in_a_recipe_is_executed(tmp_path: Path) -> None:

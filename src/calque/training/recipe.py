@@ -28,11 +28,25 @@ from calque.text.cleaning import CleaningRules
 from calque.training.decoder_settings import DecoderSection
 from calque.training.probe_settings import ProbeSection
 from calque.training.recipe_errors import describe_error, suggest
-from calque.types import InputError
+from calque.types import InputError, first_line
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people write it: 1e-4 is a number, although YAML 1.1 wants 1.0e-4."""
+    """YAML as people write it: 1e-4 is a number, although YAML 1.1 wants 1.0e-4.
+
+    A key that comes twice is an error, as YAML has it: otherwise all of the first would be lost.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set[tuple[str, str]]()
+        for key, _ in node.value:
+            name = (key.tag, str(key.value))
+            if name in seen:
+                problem = f"the key {key.value} comes twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(name)
+        return node
 
 
 _Loader.add_implicit_resolver(
@@ -95,6 +109,11 @@ class ModelSection(Section):
     def _heads_divide_hidden(self) -> ModelSection:
         if self.hidden % self.heads:
             raise ValueError(f"hidden={self.hidden} is not a multiple of heads={self.heads}")
+        if self.architecture == "modernbert" and self.hidden // self.heads % 2:
+            raise ValueError(
+                f"hidden={self.hidden} gives each of heads={self.heads} an odd width, and "
+                "modernbert turns its positions in pairs"
+            )
         return self
 
 
@@ -174,7 +193,9 @@ class OptimizerSection(Section):
     """AdamW; biases and layer norms are not decayed."""
 
     learning_rate: float = Field(2e-4, gt=0)
-    betas: list[float] = Field([0.9, 0.98], min_length=2, max_length=2)
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        [0.9, 0.98], min_length=2, max_length=2
+    )
     epsilon: float = Field(1e-6, gt=0)
     weight_decay: float = Field(0.01, ge=0)
     clip: float = Field(1.0, gt=0)
@@ -207,7 +228,7 @@ class EngineSection(Section):
     compile: bool | Literal["auto"] = "auto"
     distributed: Literal["ddp", "fsdp"] = "ddp"
     # Processes per trainer that build batches ahead; auto: 2 beside a GPU, none on a CPU.
-    workers: int | Literal["auto"] = "auto"
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
 
 
 class AverageSection(Section):
@@ -246,7 +267,7 @@ class Recipe(Section):
     """Everything that decides a training run."""
 
     name: str
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, lt=2**63)
     model: ModelSection = ModelSection()
     tokenizer: TokenizerSection = TokenizerSection()
     data: DataSection = DataSection()
@@ -263,6 +284,12 @@ class Recipe(Section):
     telemetry: TelemetrySection = TelemetrySection()
     # Measures transfer along training, and changes nothing of it.
     probe: ProbeSection | None = None
+
+    @model_validator(mode="after")
+    def _something_to_learn(self) -> Recipe:
+        if not any(each.weight for each in self.objectives):
+            raise ValueError("objectives: every weight is 0, so that nothing would be learnt")
+        return self
 
     @model_validator(mode="after")
     def _one_final_model(self) -> Recipe:
@@ -336,7 +363,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         content = _parse_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or str(error)
+        problem = getattr(error, "problem", None) or first_line(error)
         raise InputError(
             f"not valid YAML: {problem}", file=path, line=mark.line + 1 if mark else None
         ) from error
@@ -348,7 +375,10 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _parse_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)  # _Loader is a safe one
+    try:
+        return yaml.load(text, Loader=_Loader)  # _Loader is a safe one
+    except ValueError as error:  # of what looks like a date, and is none
+        raise yaml.YAMLError(first_line(error)) from error
 
 
 def check_recipe(content: dict[str, Any], source: object) -> Recipe:
@@ -396,7 +426,7 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     try:
         value = _parse_yaml(text)
     except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or str(error)
+        problem = getattr(error, "problem", None) or first_line(error)
         raise InputError(f"--set {override}: not valid YAML: {problem}") from error
     *path, last = key.split(".")
     place: Any = content
@@ -421,7 +451,7 @@ def _descend(place: Any, part: str, override: str) -> Any:
 
 
 def _list_index(place: list[Any], part: str, override: str) -> int:
-    if not part.isdigit() or int(part) >= len(place):
+    if not part.isdecimal() or int(part) >= len(place):
         raise InputError(
             f"--set {override}: {part!r} is not one of the {len(place)} entries",
             fix="count from 0",
