@@ -463,6 +463,19 @@ def test_the_best_validation_is_the_finished_model(
     assert all(torch.equal(model[name], best[name]) for name in model)
 
 
+def test_a_best_that_was_removed_is_forgotten(
+    tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path
+) -> None:
+    """Who removes the checkpoints to begin anew leaves the mark of the best, which none beats."""
+    (tmp_path / "best.json").write_text('{"step": 1, "score": 0.1}')
+    recipe = tiny_recipe("checkpoints.final=best", "checkpoints.validate_every=2")
+    model = train(recipe, tiny_text, tmp_path)
+    best = json.loads((tmp_path / "best.json").read_text())
+    assert best["score"] > 0.1
+    chosen = load_file(tmp_path / f"step-{best['step']:08d}" / "model.safetensors")
+    assert all(torch.equal(v, chosen[k]) for k, v in load_file(model / "model.safetensors").items())
+
+
 def test_one_objective_may_decide_which_is_best(
     tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -591,6 +604,15 @@ def test_a_used_folder_is_refused(
     assert sorted(short_run.rglob("*")) == before
     with pytest.raises(InputError, match=r"no checkpoint to resume from \(drop --resume\)"):
         train(tiny_recipe(), tiny_text, tmp_path, resume=True)
+
+
+def test_a_folder_that_cannot_be_is_refused(
+    tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("here")
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(InputError, match=r"file: is not a folder \(give another name\)"):
+            train(tiny_recipe(), tiny_text, place)
 
 
 @pytest.mark.parametrize("change", ["seed=2", "objectives.0.probability=0.3", "freeze=['*bias']"])

@@ -141,6 +141,15 @@ def write_atomically(
     return _write_bytes(path) if binary else _write_text(path)
 
 
+def check_place(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written into, before the work for it is done."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise InputError("is not a folder", file=there, fix="give another name")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError("permission denied", file=there, fix="write elsewhere")
+
+
 def clear_partial(folder: Path) -> None:
     """Remove what a killed process left half-written in a folder that only one writes to."""
     for leftover in folder.glob(PARTIAL):

@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from calque.align.mapping import Step
 from calque.models.static import WordVectors, write_vectors
-from calque.text.files import write_atomically
+from calque.text.files import check_place, write_atomically
 from calque.tools.map_trials import MapSettings
 from calque.tools.space_mapper import MappedSpaces, SpaceMap
 from calque.types import InputError, first_line
@@ -29,15 +29,11 @@ DRAFT = ".calque-map-"
 
 def check_folder(folder: Path, overwrite: bool, files: Iterable[str] = ()) -> None:
     """Refuse a folder that holds something, above all the vectors to be mapped, before the work."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise InputError("is not a folder", file=there, fix="give another name")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError("permission denied", file=there, fix="write elsewhere")
-    for file in files if there == folder else ():
+    check_place(folder)
+    for file in files if folder.exists() else ():
         if os.path.exists(file) and os.path.samefile(Path(file).parent, folder):
             raise InputError("is read from the folder to write to", file=file, fix="give a new one")
-    if not overwrite and there == folder and any(folder.iterdir()):
+    if not overwrite and folder.exists() and any(folder.iterdir()):
         raise InputError("this folder is not empty", file=folder, fix="give a new one")
 
 

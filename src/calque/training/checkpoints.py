@@ -138,6 +138,13 @@ def read_best(run: Path) -> tuple[int, float] | None:
         raise InputError("names no step and score", file=run / BEST, fix="delete it") from error
 
 
+def forget_lost_best(run: Path) -> None:
+    """Drop the mark of a best checkpoint that was removed: none to come could be measured by it."""
+    best = read_best(run)
+    if best is not None and best[0] not in map(step_of, list_checkpoints(run)):
+        (run / BEST).unlink()
+
+
 def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
     """Average the weights of several checkpoints, read memory-mapped and tensor by tensor.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from calque.text.files import write_atomically
+from calque.text.files import check_place, write_atomically
 from calque.text.streams import seed_of
 from calque.training import checkpoints
 from calque.training.probing import open_probe, probe_if_due
@@ -46,6 +46,7 @@ def train(recipe: Recipe, text: Path, folder: Path, *, resume: bool = False) -> 
 
 def check_folder(folder: Path, *, resume: bool) -> None:
     """Stop before a new run would mix with an older one, or go on from nothing."""
+    check_place(folder)
     has_run = checkpoints.find_latest(folder) is not None
     if has_run and not resume:
         raise InputError(
@@ -71,6 +72,7 @@ class Trainer(Run):
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             self.folder.mkdir(parents=True, exist_ok=True)
+            checkpoints.forget_lost_best(self.folder)
             with write_atomically(self.folder / "recipe.yaml") as stream:
                 stream.write(self.recipe.to_yaml())
         self.compile_step()
