@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.toy_tokenizers import sentence_piece
 
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
-from calque.text.tokenization import encode_sentences
+from calque.text.tokenization import encode_sentences, load_tokenizer
 from calque.tools.embedder import embed_sentences
 from calque.training.loop import Trainer, train
 from calque.training.processes import main_process_first
@@ -254,6 +256,66 @@ def test_a_tokenizer_is_trained_again_when_its_recipe_changes(
     assert is_trained("data.cleaning.max_chars=18")
     assert not is_trained(f"tokenizer.path={tiny_folder}")
     assert is_trained()
+
+
+def test_half_a_tokenizer_is_not_left(
+    tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be taken for the one that was trained, and could not be read."""
+    from transformers import PreTrainedTokenizerFast
+
+    def run_out_of_space(tokenizer: object, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "tokenizer.json").write_text('{"version": ')
+        raise Exception("File too large (os error 27)")
+
+    write_sources(tmp_path)
+    source = "data.sources=[{path: en-de.tsv, kind: bitext}]"
+    recipe = tiny_recipe(source, "tokenizer.vocab_size=80")
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedTokenizerFast, "save_pretrained", run_out_of_space)
+        with pytest.raises(InputError, match=r"text/tokenizer: cannot be written: File too large"):
+            prepare_text(recipe, tmp_path, tmp_path / "text", say=print, n_workers=1)
+    assert list((tmp_path / "text").iterdir()) == []
+    assert prepare_text(recipe, tmp_path, tmp_path / "text", say=print, n_workers=1)
+
+
+def test_text_is_not_prepared_into_a_file(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    write_sources(tmp_path)
+    recipe = tiny_recipe("data.sources=[{path: en-de.tsv, kind: bitext}]")
+    with pytest.raises(InputError, match=r"en-de\.tsv: is not a folder"):
+        prepare_text(recipe, tmp_path, tmp_path / "en-de.tsv", say=print, n_workers=1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("no mask", "the tokenizer lacks a first, last, padding or mask token"),
+        ("too many", "entries but the model [0-9]+ embeddings"),
+        ("another", "another vocabulary than this model's"),
+    ],
+)
+def test_a_tokenizer_that_does_not_do_is_refused_before_text_is_prepared(
+    fault: str, message: str, tiny_recipe: MakeRecipe, tiny_folder: Path, tmp_path: Path
+) -> None:
+    write_sources(tmp_path)
+    start, theirs = tmp_path / "start", tmp_path / "theirs"
+    shutil.copytree(tiny_folder, start)
+    tokenizer = load_tokenizer(start)
+    if fault == "no mask":
+        tokenizer.mask_token = None
+    if fault == "too many":
+        tokenizer.add_tokens([f"<{number}>" for number in range(9999)])
+    changes = [f"model.start={start}"]
+    if fault == "another":
+        sentence_piece(["▁a", "▁b"]).save_pretrained(theirs)
+        changes.append(f"tokenizer.path={theirs}")
+    else:
+        tokenizer.save_pretrained(start)
+    recipe = tiny_recipe("data.sources=[{path: en-de.tsv, kind: bitext}]", *changes)
+    with pytest.raises(InputError, match=message):
+        prepare_text(recipe, tmp_path, tmp_path / "text", say=print, n_workers=1)
+    assert not (tmp_path / "text").exists()
 
 
 def test_a_missing_hold_out_is_named(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -51,14 +51,18 @@ def load_checkpoint(
     model = _load_weights(folder, config, family, dtype)
     tokenizer = load_tokenizer(folder)
     embeddings: Any = model.get_input_embeddings()
-    n_rows = len(embeddings.weight)
+    check_rows(folder, tokenizer, len(embeddings.weight))
+    return model, tokenizer, folder
+
+
+def check_rows(folder: Path, tokenizer: PreTrainedTokenizerFast, n_rows: int) -> None:
+    """Refuse a tokenizer that has more entries than its model has embeddings."""
     if len(tokenizer) > n_rows:
         raise InputError(
             f"the tokenizer has {len(tokenizer)} entries but the model {n_rows} embeddings",
             file=folder,
             fix="use the tokenizer the model was trained with",
         )
-    return model, tokenizer, folder
 
 
 def find_folder(name: str | Path) -> Path:

@@ -12,7 +12,13 @@ import torch
 
 from calque.models.encoder import Encoder
 from calque.models.language_tokens import without_languages
-from calque.models.loading import build_model, count_positions, find_folder, load_config
+from calque.models.loading import (
+    build_model,
+    check_rows,
+    count_positions,
+    find_folder,
+    load_config,
+)
 from calque.models.seq2seq_start import (
     build_seq2seq,
     check_decodes,
@@ -23,18 +29,20 @@ from calque.models.seq2seq_start import (
 )
 from calque.models.veco import Veco, check_plugs
 from calque.objectives import OBJECTIVES, build_objective
+from calque.objectives.base import Marks
 from calque.objectives.distillation import DistillationSettings
 from calque.objectives.translation import Writing
-from calque.text.files import write_atomically
+from calque.text.files import check_place, write_atomically
 from calque.text.preparation import PreparedCorpus, open_prepared, prepare_corpora, read_hold_out
 from calque.text.streams import seed_of
 from calque.text.tokenization import load_tokenizer
 from calque.text.tokenizer_training import train_on_sources
+from calque.training.checkpoints import write_folder
 from calque.training.data import check_sources, cleaning_rules, find_sources
 from calque.training.probe_settings import anchor_probe
 from calque.training.processes import join_processes
 from calque.training.sketch import check_freezing
-from calque.types import InputError
+from calque.types import InputError, first_line
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -64,6 +72,7 @@ def prepare_text(
     `base` is the folder the recipe's relative paths start from. `on_progress` is told the
     corpus and how many examples it has so far.
     """
+    check_place(folder)
     sources, rules = find_sources(recipe.data, base), cleaning_rules(recipe.data)
     _check_start(recipe)
     check_freezing(recipe)
@@ -85,7 +94,8 @@ def prepare_text(
             character_coverage=recipe.tokenizer.character_coverage,
             seed=recipe.seed,
         )
-        tokenizer.save_pretrained(folder / "tokenizer")
+        _keep_tokenizer(tokenizer, folder / "tokenizer")
+    _check_tokenizer(recipe, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     with write_atomically(folder / STAMP) as stream:
         stream.write(_stamp_tokenizer(recipe))
@@ -127,6 +137,31 @@ def find_tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast | No
         return None
     is_stale = stamp.exists() and stamp.read_text(encoding="utf-8") != _stamp_tokenizer(recipe)
     return None if is_stale else load_tokenizer(made)
+
+
+def _keep_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write a trained tokenizer whole or not at all: half of one would be taken for it later."""
+
+    def write(draft: Path) -> None:
+        try:
+            tokenizer.save_pretrained(draft)
+        except Exception as error:  # the tokenizers library raises nothing more precise
+            problem, fix = f"cannot be written: {first_line(error)}", "free some space"
+            raise InputError(problem, file=folder, fix=fix) from error
+
+    write_folder(folder, write)
+
+
+def _check_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Refuse a tokenizer that the model cannot be trained with before any text is prepared."""
+    Marks.of(tokenizer)
+    start = recipe.model.start
+    if start is None or recipe.model.decoder is not None:
+        return
+    folder = find_folder(start)
+    check_rows(folder, tokenizer, load_config(folder).vocab_size)
+    if recipe.tokenizer.path is not None:
+        _check_vocabulary(load_tokenizer(folder).get_vocab(), tokenizer.get_vocab(), recipe)
 
 
 def _stamp_tokenizer(recipe: Recipe) -> str:
