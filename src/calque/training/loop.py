@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from calque.text.files import check_place, write_atomically
+from calque.text.files import check_place
 from calque.text.streams import seed_of
 from calque.training import checkpoints
 from calque.training.probing import open_probe, probe_if_due
 from calque.training.processes import average_figures, gather_tensor
 from calque.training.run import Run
-from calque.training.saving import finish_run, restore_run, save_run
+from calque.training.saving import begin_run, finish_run, restore_run, save_run
 from calque.training.schedule import set_rate
 from calque.training.telemetry import open_telemetry
 from calque.training.validation import validate
@@ -69,12 +69,7 @@ class Trainer(Run):
         check_folder(self.folder, resume=resume)
         if resume:
             restore_run(self)
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            checkpoints.forget_lost_best(self.folder)
-            with write_atomically(self.folder / "recipe.yaml") as stream:
-                stream.write(self.recipe.to_yaml())
+        begin_run(self)
         self.compile_step()
         with (
             open_telemetry(

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 
+from calque.text.files import write_atomically
 from calque.text.streams import Place
 from calque.training import checkpoints
 from calque.training.optimizer_state import flatten_optimizer, restore_optimizer
@@ -30,6 +31,16 @@ FIXES = {
     "text": "give the --prepared text of that run",
     "micro-batches a step": "set engine.accumulation so that, times the processes, it is as before",
 }
+
+
+def begin_run(run: Run) -> None:
+    """Make the run's folder on the main process, with its recipe, when all are ready."""
+    run.accelerator.wait_for_everyone()
+    if run.accelerator.is_main_process:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        checkpoints.forget_lost_best(run.folder)
+        with write_atomically(run.folder / "recipe.yaml") as stream:
+            stream.write(run.recipe.to_yaml())
 
 
 def save_run(run: Run) -> None:
