@@ -134,6 +134,18 @@ def test_the_same_twice() -> None:
     assert torch.equal(*maps)
 
 
+@pytest.mark.parametrize("settings", [RcslsSettings(n_words=6), RcslsSettings(n_neighbors=999)])
+def test_with_few_words_all_are_neighbors(settings: RcslsSettings) -> None:
+    src, tgt = make_pair(20, 3, 0.1)
+    W, n_words = solve_turn(src, tgt, first(5)), min(20, settings.n_words)
+    x, y = src[:5] @ W, tgt[:5]
+    near = (x @ tgt[:n_words].T).mean(dim=1) + (y @ (src[:n_words] @ W).T).mean(dim=1)
+    found, _ = relax_csls(src, tgt, first(5), W, settings)
+    assert found == pytest.approx((near - 2 * (x * y).sum(dim=1)).mean().item())
+    losses = fit_rcsls(src, tgt, first(5), settings).losses
+    assert losses[-1] < losses[0]
+
+
 def test_no_pairs() -> None:
     src, tgt = make_pair(20, 3, 0.1)
     with pytest.raises(InputError, match="no pairs to learn from"):

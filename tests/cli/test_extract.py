@@ -104,6 +104,27 @@ def test_binary(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) 
     np.testing.assert_allclose(binary.matrix, plain.matrix, rtol=1e-5)
 
 
+def test_words_that_were_never_learnt_are_said(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text.write_text("Hello\nWorld\n" * 3 + TEXT, "utf-8")
+    options = ["--min-count", "3", "--no-filter", "--sentence-lines"]
+    assert extract(text, tmp_path, *options, "--subsample", "1", "--epochs", "1") == 0
+    assert ", 2 words never learnt, their vectors are random, " in capsys.readouterr().err
+    assert extract(text, tmp_path, *options, "--method", "pooling") == 0
+    assert "never learnt" not in capsys.readouterr().err
+
+
+def test_vectors_that_are_all_random_are_not_written(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text.write_text("Hello\nWorld\n", "utf-8")
+    options = ["--min-count", "1", "--no-filter", "--sentence-lines"]
+    assert extract(text, tmp_path, *options) == 2
+    assert "no word was ever learnt" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"en.txt", "model"}
+
+
 def test_what_is_dropped_is_said(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -733,6 +733,12 @@ def test_a_teacher_of_other_letters_is_refused_or_warned_of(
     n_tokens = 3 * sum(map(len, text))
     assert told is not None
     assert told.startswith(f"0% of {n_tokens} tokens are pieces of the teacher's, too")
+    # Sentences too long for the teacher are told beside it, as a share of all sentences.
+    longer = (Ragged.of([[*text[0]] * 40]), Ragged.of([[1]]))
+    told = objective.find_fault(student, Marks.of(student.tokenizer), iter([sides, longer]))
+    assert told is not None
+    assert told.startswith("33% of the teacher's sentences exceed its ")
+    assert "; 0% of " in told
     states = begin(student, tmp_path / "sentencepiece", target="states")
     assert states.find_fault(student, Marks.of(student.tokenizer), iter([sides])) is None
 

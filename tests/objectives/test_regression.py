@@ -6,7 +6,7 @@ import copy
 import json
 import shutil
 from collections.abc import Iterator
-from itertools import chain, pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
+from calque.objectives import build_objective
 from calque.objectives.base import Marks
+from calque.objectives.contrastive import WordContrastiveSettings
+from calque.objectives.linear_map import LinearMapSettings
+from calque.objectives.linked_words import LinkedWordsSettings
 from calque.objectives.regression import L2Settings, Regression, l2_loss
 from calque.text.batching import BatchShape, Ragged
 from calque.training.loop import train
@@ -211,6 +215,20 @@ def test_pairs_without_links_leave_the_regularisers(
     assert terms.figures["hidden"].item() > 0
     terms.loss.backward()
     assert all(p.grad.isfinite().all() for p in encoder.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("kind", ["l2", "word_contrastive", "linked_words", "linear_map"])
+def test_links_that_are_not_there_are_told(tiny_encoder: Encoder, kind: str) -> None:
+    settings: Any = {"l2": L2Settings, "word_contrastive": WordContrastiveSettings}
+    settings |= {"linked_words": LinkedWordsSettings, "linear_map": LinearMapSettings}
+    objective, marks = build_objective(settings[kind]()), Marks.of(tiny_encoder.tokenizer)
+    sides = (*(Ragged.of([[5]]) for _ in range(2)), *(Ragged.of([[1]]) for _ in range(2)))
+    linked, unlinked = (*sides, Ragged.of([[255]])), (*sides, Ragged.of([[]]))
+    told = objective.find_fault(tiny_encoder, marks, repeat(unlinked))
+    assert told is not None
+    assert told.startswith("the first pairs have no links")
+    later = chain([unlinked] * 5, repeat(linked))
+    assert objective.find_fault(tiny_encoder, marks, later) is None
 
 
 def test_weights_are_held_only_where_they_are_needed(tiny_encoder: Encoder) -> None:

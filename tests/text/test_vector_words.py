@@ -86,3 +86,13 @@ def test_what_is_no_word_goes_and_is_counted(
     assert again.ids.tolist() == [14]
     np.testing.assert_array_equal(vectors, matrix[1:2])
     assert (report.n_read, report.n_kept, report.dropped["duplicate"]) == (9, 4, 2)
+
+
+def test_vectors_of_zeros_teach_nothing(word_filter: WordFilter, report: CleaningReport) -> None:
+    matrix = np.array([[0, 1], [0, 0], [0, 0], [-1, 1]], dtype=np.float32)
+    pieces = Ragged.of([[10], [11, 12], [], [13]])
+    kept, vectors = word_filter.select(VectorBlock(["a", "b", "c", "d"], matrix), pieces)
+    assert kept.ids.tolist() == [10, 13]
+    np.testing.assert_array_equal(vectors, matrix[[0, 3]])
+    assert dict(report.dropped) == {"no subwords": 1, "a vector of zeros": 1}
+    assert report.examples["a vector of zeros"] == [("b",)]

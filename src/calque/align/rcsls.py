@@ -28,7 +28,8 @@ class RcslsSettings:
 
     `spectral` keeps the map's singular values at or below one, the convex hull of rotations. The
     authors found `none` better, with few rounds: the loss of ever longer maps falls without end.
-    Neighbors are searched among the first `n_words`.
+    Neighbors are searched among the first `n_words`; where there are fewer than `n_neighbors`, all
+    of them are.
     """
 
     n_neighbors: int = 10
@@ -92,7 +93,7 @@ def relax_csls(
     mapped = x @ W
     others = tgt[: settings.n_words]
     src_words = src[: settings.n_words]
-    k = settings.n_neighbors
+    k = min(settings.n_neighbors, len(others), len(src_words))
     near_x, rows = nearest(mapped, others, k)
     near_y, columns = nearest(y, src_words @ W, k)
     loss = -2 * (mapped * y).sum() + near_x.mean(dim=1).sum() + near_y.mean(dim=1).sum()

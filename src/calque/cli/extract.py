@@ -195,6 +195,8 @@ def _describe(report: ExtractReport) -> list[str]:
         notes.append(f"loss {report.loss:.3f} over {report.n_targets:,} words in the last epoch")
         if report.n_targets < FEW * report.n_words:
             notes[-1] += " (few: a small text wants a higher --subsample)"
+    if report.n_unlearnt:
+        notes.append(f"{report.n_unlearnt:,} words never learnt, their vectors are random")
     notes.append(f"{corpus.n_sentences:,} sentences of {corpus.n_lines:,} lines")
     unusual = [
         (corpus.n_lone, "sentences of short paragraphs dropped"),

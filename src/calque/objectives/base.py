@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -79,6 +80,10 @@ class Marks:
         )
 
 
+# Where the links are among the arrays of an example, and how many batches are searched for one.
+LINKS, N_LOOKED_AT = 4, 16
+
+
 class Objective(nn.Module):
     """One idea of one paper: turns a batch and the model into a loss.
 
@@ -130,8 +135,14 @@ class Objective(nn.Module):
     def find_fault(
         self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]
     ) -> str | None:
-        """Say, before a run begins, what is wrong with training this encoder on such examples."""
-        return None
+        """Say, before a run begins, what is wrong with training this encoder on such examples.
+
+        Without links their losses are 0, which looks like success.
+        """
+        linked = (len(arrays[LINKS].ids) > 0 for arrays in islice(examples, N_LOOKED_AT))
+        if not self.needs_links or any(linked):
+            return None
+        return "the first pairs have no links, and nothing to learn from (see `calque links`)"
 
     def prepare(self, encoder: Encoder, batch: Any) -> Any:
         """Complete a micro-batch by what the encoder as it is now says of it, without gradients.

@@ -180,24 +180,27 @@ class Distillation(Objective):
         self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]
     ) -> str | None:
         """Warn where little can be taught, or where sentences are too long for the teacher."""
-        n_taught = n_known = 0
-        unread = []
+        n_taught = n_known = n_sentences = 0
+        n_unread, faults = 0.0, []
         for text, languages in islice(examples, N_LOOKED_AT):
             everything = np.ones(len(text.ids), dtype=np.bool_)
             lesson = self.reader.read(text, languages.ids, text.ids, everything)
             is_known = np.isin(languages.ids, self.reader.languages)
             n_known += int(text.lengths[is_known].sum())
+            n_sentences += int(is_known.sum())
             n_taught += len(lesson.src)
-            unread.append(lesson.unread)
-        if max(unread) > 0:
+            n_unread += lesson.unread * int(is_known.sum())
+        if n_unread > 0:
             longest = self.teacher.encoder.max_tokens
-            return f"{np.mean(unread):.0%} of the teacher's sentences exceed its {longest} tokens"
-        if self.settings.target == "states" or n_taught >= LEAST_TAUGHT * n_known:
-            return None
-        return (
-            f"{n_taught / n_known:.0%} of {n_known} tokens are pieces of the teacher's, too: it "
-            "teaches little (set target: states, or take a teacher whose tokenizer cuts alike)"
-        )
+            share = n_unread / n_sentences
+            faults.append(f"{share:.0%} of the teacher's sentences exceed its {longest} tokens")
+        if self.settings.target == "tokens" and n_taught < LEAST_TAUGHT * n_known:
+            faults.append(
+                f"{n_taught / n_known:.0%} of {n_known} tokens are pieces of the teacher's, too: "
+                "it teaches little (set target: states, or take a teacher whose tokenizer cuts "
+                "alike)"
+            )
+        return "; ".join(faults) or None
 
     def prepare(self, encoder: Encoder, batch: DistillationBatch) -> DistillationBatch:
         """Ask the teacher."""

@@ -56,7 +56,8 @@ class WordFilter:
     """Drops words that an encoder could not tell from others, and counts them.
 
     They have no subwords, or the tokenizer knows them only by a special token: characters that
-    are unknown to it, or fastText's `</s>`. Of equal words the first stays.
+    are unknown to it, or fastText's `</s>`. Of equal words the first stays. A vector of zeros, as
+    some programs give to words they know nothing of, teaches nothing: its word goes, too.
     """
 
     special: npt.NDArray[np.int64]
@@ -82,6 +83,7 @@ class WordFilter:
             ("no subwords", pieces.lengths == 0),
             ("unknown to the tokenizer", n_special > 0),
             ("duplicate", ~is_new),
+            ("a vector of zeros", ~block.matrix.any(axis=1)),
         ):
             dropped = np.flatnonzero(keep & is_unfit)
             drops = ((block.words[row],) for row in dropped.tolist())

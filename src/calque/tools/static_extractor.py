@@ -98,7 +98,10 @@ class ExtractJob:
 
 @dataclass(frozen=True, slots=True)
 class ExtractReport:
-    """What was read and learnt: `loss` is the mean of the last epoch over its `n_targets`."""
+    """What was read and learnt: `loss` is the mean of the last epoch over its `n_targets`.
+
+    `n_unlearnt` words were never a target: their vectors are as they were drawn.
+    """
 
     corpus: CorpusReport
     n_bad: int
@@ -111,6 +114,7 @@ class ExtractReport:
     is_resumed: bool
     n_spaced: int
     n_targets: int = 0
+    n_unlearnt: int = 0
     loss: float | None = None
 
 
@@ -143,6 +147,7 @@ def extract_vectors(
         learner = make_learner(corpus, encoder, job.method)
         with show_phase("extracting", learner.n_epochs * len(corpus)) as advance:
             learn(encoder, corpus, learner, layer, folder=folder, on_sentences=advance)
+        check_learnt(learner)
         matrix = learner.vectors().cpu().numpy()
         vectors = WordVectors(corpus.words, matrix, corpus.counts)
         n_spaced = write_vectors(vectors, output, binary=binary)
@@ -189,6 +194,15 @@ def learn(
         on_sentences(len(block.n_found))
 
 
+def check_learnt(learner: Learner) -> None:
+    """Refuse vectors that are all as they were drawn."""
+    if isinstance(learner, X2StaticLearner) and not learner.is_learnt.any():
+        raise InputError(
+            "no word was ever learnt: each is alone in its sentences, or was left out by chance",
+            fix="give more text, raise --subsample, or take --method pooling",
+        )
+
+
 def check_output(path: Path, paths: Sequence[str]) -> None:
     """Refuse an output that cannot be written, before the work begins."""
     if str(path) == "-":
@@ -232,10 +246,10 @@ def _report(
 ) -> ExtractReport:
     figures = dict(corpus.figures)
     n_bad = figures.pop("n_bad")
-    n_targets, loss = 0, None
+    n_targets, n_unlearnt, loss = 0, 0, None
     if isinstance(learner, X2StaticLearner):
         n_targets, total = int(learner.figures[0]), float(learner.figures[1])
-        loss = total / max(1, n_targets)
+        n_unlearnt, loss = int((~learner.is_learnt).sum()), total / max(1, n_targets)
     return ExtractReport(
         corpus=CorpusReport(**figures),
         n_bad=n_bad,
@@ -248,6 +262,7 @@ def _report(
         is_resumed=is_resumed,
         n_spaced=n_spaced,
         n_targets=n_targets,
+        n_unlearnt=n_unlearnt,
         loss=loss,
     )
 

@@ -108,6 +108,8 @@ class X2StaticLearner:
         self.table = WordTable.create(len(corpus.words), n_dims, seed, device)
         # Of this epoch: the number of targets, and the sum of their losses.
         self.figures = torch.zeros(2, dtype=torch.float64, device=device)
+        # Which words were a target at least once: the others are as they were drawn.
+        self.is_learnt = torch.zeros(len(corpus.words), dtype=torch.bool, device=device)
 
     def order(self, epoch: int) -> IntArray:
         """Shuffle the sentences anew in every epoch."""
@@ -135,18 +137,26 @@ class X2StaticLearner:
         firsts = np.arange(0, len(block.n_found), self.settings.batch_sentences)
         n_targets = np.add.reduceat(block.n_found, firsts)
         steps, rate = n_targets[n_targets > 0].tolist(), self.settings.learning_rate
+        self.is_learnt[block.rows] = True
         self.figures[0] += len(vectors)
         self.figures[1] += self.table.take_steps(vectors, words, steps, rate)
 
     def state(self) -> dict[str, Tensor]:
         """Give the table with its moments."""
         steps = torch.tensor(self.table.n_steps)
-        return {"table": self.table.rows, "steps": steps, "figures": self.figures}
+        return {
+            "table": self.table.rows,
+            "steps": steps,
+            "figures": self.figures,
+            "is_learnt": self.is_learnt,
+        }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Put a table with its moments back."""
         self.table = WordTable(state["table"].to(self.device), int(state["steps"]))
         self.figures = state["figures"].to(self.device)
+        # A state that was kept by an earlier version does not say it.
+        self.is_learnt = state.get("is_learnt", ~self.is_learnt).to(self.device)
 
     def vectors(self) -> Float[Tensor, "words hidden"]:
         """Give the vectors of the words."""
