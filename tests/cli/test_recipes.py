@@ -28,3 +28,13 @@ def test_one_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == (FOLDER / "weak.yaml").read_text("utf-8")
     assert run(["recipes", "week"]) == 2
     assert "week: no such recipe (give a path, or one of adapt" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.yaml").write_bytes("name: Übung\n".encode("latin-1"))
+    assert run(["recipes", str(tmp_path / "mine.yaml")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert (
+        captured.err == f"calque: error: {tmp_path / 'mine.yaml'}: not UTF-8 (save it as UTF-8)\n"
+    )

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from calque.types import InputError
+
 
 def recipes(
     name: Annotated[
@@ -22,7 +24,11 @@ def recipes(
     from calque.training.recipe import bundled_recipes, find_recipe
 
     if name is not None:
-        sys.stdout.write(find_recipe(name).read_text(encoding="utf-8"))
+        path = find_recipe(name)
+        try:
+            sys.stdout.write(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise InputError("not UTF-8", file=path, fix="save it as UTF-8") from error
         return
     from rich.console import Console
     from rich.table import Table
