@@ -16,8 +16,8 @@ from calque.models.encoder import Encoder
 from calque.text.cleaning import CleaningRules
 from calque.text.preparation import TextSource, prepare_corpora
 from calque.training.loop import train
+from calque.training.model_start import build_encoder
 from calque.training.recipe import Recipe
-from calque.training.setup import build_encoder
 from calque.training.step import TrainStep
 from calque.types import InputError
 

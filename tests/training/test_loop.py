@@ -26,8 +26,9 @@ from calque.text.cleaning import CleaningRules
 from calque.text.preparation import TextSource, prepare_corpora
 from calque.training import loop
 from calque.training.loop import Interrupted, Trainer, train
+from calque.training.model_start import build_encoder
 from calque.training.recipe import Recipe
-from calque.training.setup import build_encoder, open_text
+from calque.training.setup import open_text
 from calque.training.telemetry import read_metrics
 from calque.types import InputError, LossTerms
 

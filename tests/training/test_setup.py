@@ -17,11 +17,11 @@ from calque.models.loading import build_model
 from calque.text.tokenization import encode_sentences, load_tokenizer
 from calque.tools.embedder import embed_sentences
 from calque.training.loop import Trainer, train
+from calque.training.model_start import build_encoder
 from calque.training.processes import main_process_first
 from calque.training.recipe import Recipe
 from calque.training.setup import (
     anchor_paths,
-    build_encoder,
     describe_cleaning,
     find_tokenizer,
     make_accelerator,

@@ -127,12 +127,12 @@ def _make(description: str, width: int) -> Any:
 
 def _build(keys: UnitRows, description: str, probes: int) -> Any:
     index = _make(description, keys.width)
+    import faiss  # which is there, then
+
     if not index.is_trained:
         index.train(_sample(keys, index))
     for part in _parts(keys):
         index.add(part)
-    import faiss
-
     lists = faiss.try_extract_index_ivf(index)
     if lists is not None:
         lists.nprobe = probes

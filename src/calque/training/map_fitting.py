@@ -29,8 +29,9 @@ from calque.text.sampling import BlockSampler
 from calque.text.streams import BLOCK_SIZE, BatchStream, BatchT, Place, load_batches, seed_of
 from calque.training.checkpoints import write_folder
 from calque.training.data import open_stream
+from calque.training.model_start import build_encoder
 from calque.training.processes import main_process_first
-from calque.training.setup import build_encoder, make_accelerator, open_text
+from calque.training.setup import make_accelerator, open_text
 from calque.training.telemetry import open_telemetry
 from calque.types import InputError
 

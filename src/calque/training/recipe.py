@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -28,32 +27,8 @@ from calque.text.cleaning import CleaningRules
 from calque.training.decoder_settings import DecoderSection
 from calque.training.probe_settings import ProbeSection
 from calque.training.recipe_errors import describe_error, suggest
+from calque.training.recipe_yaml import parse_yaml
 from calque.types import InputError, first_line
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as people write it: 1e-4 is a number, although YAML 1.1 wants 1.0e-4.
-
-    A key that comes twice is an error, as YAML has it: otherwise all of the first would be lost.
-    """
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen = set[tuple[str, str]]()
-        for key, _ in node.value:
-            name = (key.tag, str(key.value))
-            if name in seen:
-                problem = f"the key {key.value} comes twice"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            seen.add(name)
-        return node
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
 
 
 def _drop_unset(content: dict[str, Any], *newer: str) -> dict[str, Any]:
@@ -360,7 +335,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe from a path or, by its bare name, from those that come with Calque."""
     path = find_recipe(name)
     try:
-        content = _parse_yaml(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or first_line(error)
@@ -372,13 +347,6 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         apply_override(content, override)
     return check_recipe(content, path)
-
-
-def _parse_yaml(text: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_Loader)  # _Loader is a safe one
-    except ValueError as error:  # of what looks like a date, and is none
-        raise yaml.YAMLError(first_line(error)) from error
 
 
 def check_recipe(content: dict[str, Any], source: object) -> Recipe:
@@ -424,7 +392,7 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise InputError(f"--set {override}: not of the form key=value", fix="write a.b=c")
     try:
-        value = _parse_yaml(text)
+        value = parse_yaml(text)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or first_line(error)
         raise InputError(f"--set {override}: not valid YAML: {problem}") from error

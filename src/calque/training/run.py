@@ -15,7 +15,8 @@ from calque.text.streams import BatchStream, Place, load_batches, seed_of
 from calque.training import checkpoints
 from calque.training.averaging import WeightAverage
 from calque.training.data import open_stream
-from calque.training.setup import build_encoder, make_accelerator, open_text
+from calque.training.model_start import build_encoder
+from calque.training.setup import make_accelerator, open_text
 from calque.training.step import (
     TrainStep,
     build_optimizer,

@@ -1,4 +1,4 @@
-"""Getting ready to train: text, tokenizer, encoder, streams, engine."""
+"""Getting ready to train: text, tokenizer, paths, engine."""
 
 from __future__ import annotations
 
@@ -6,39 +6,27 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from calque.models.encoder import Encoder
-from calque.models.language_tokens import without_languages
 from calque.models.loading import (
-    build_model,
     check_rows,
-    count_positions,
     find_folder,
     load_config,
 )
-from calque.models.seq2seq_start import (
-    build_seq2seq,
-    check_decodes,
-    check_plan,
-    choose_layers,
-    read_weights,
-    start_afresh,
-)
-from calque.models.veco import Veco, check_plugs
 from calque.objectives import OBJECTIVES, build_objective
 from calque.objectives.base import Marks
 from calque.objectives.distillation import DistillationSettings
 from calque.objectives.translation import Writing
 from calque.text.files import check_place, write_atomically
 from calque.text.preparation import PreparedCorpus, open_prepared, prepare_corpora, read_hold_out
-from calque.text.streams import seed_of
 from calque.text.tokenization import load_tokenizer
 from calque.text.tokenizer_training import train_on_sources
 from calque.training.checkpoints import write_folder
 from calque.training.data import check_sources, cleaning_rules, find_sources
+from calque.training.model_start import check_start, check_vocabulary
 from calque.training.probe_settings import anchor_probe
 from calque.training.processes import join_processes
 from calque.training.sketch import check_freezing
@@ -50,12 +38,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from calque.objectives import AnySettings
-    from calque.training.recipe import ModelSection, Recipe
+    from calque.training.recipe import Recipe
 
 Say = Callable[[str], None]
 STAMP = "tokenizer_recipe.json"
-# Sets the draws for cross-attention apart from those of the objectives.
-PLUG_SEED = 1 << 16
 
 
 def prepare_text(
@@ -74,7 +60,7 @@ def prepare_text(
     """
     check_place(folder)
     sources, rules = find_sources(recipe.data, base), cleaning_rules(recipe.data)
-    _check_start(recipe)
+    check_start(recipe)
     check_freezing(recipe)
     held_out = _beside(recipe.data.hold_out, base)
     if held_out is not None and not Path(held_out).is_file():
@@ -161,7 +147,7 @@ def _check_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None
     folder = find_folder(start)
     check_rows(folder, tokenizer, load_config(folder).vocab_size)
     if recipe.tokenizer.path is not None:
-        _check_vocabulary(load_tokenizer(folder).get_vocab(), tokenizer.get_vocab(), recipe)
+        check_vocabulary(load_tokenizer(folder).get_vocab(), tokenizer.get_vocab(), recipe)
 
 
 def _stamp_tokenizer(recipe: Recipe) -> str:
@@ -203,115 +189,6 @@ def _anchor_teacher(settings: AnySettings, base: Path) -> AnySettings:
 def open_text(folder: Path) -> tuple[list[PreparedCorpus], PreTrainedTokenizerFast]:
     """Open a prepared folder: its corpora and its tokenizer."""
     return open_prepared(folder), load_tokenizer(folder / "tokenizer")
-
-
-def build_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder:
-    """Load the encoder to start from, or make one with weights drawn from the recipe's seed."""
-    make = _start_encoder if recipe.model.decoder is None else _start_seq2seq
-    encoder = make(recipe, tokenizer)
-    _set_dropout(encoder, recipe.model)
-    _retire_biases(encoder)
-    _check_length(recipe, encoder.max_tokens)
-    return encoder
-
-
-def _check_start(recipe: Recipe) -> None:
-    """Refuse an encoder that cannot be trained so before any text is prepared for it."""
-    model = recipe.model
-    plan = None if model.decoder is None else model.decoder.plan()
-    if model.start is not None and plan is not None:
-        return _check_length(recipe, check_plan(model.start, plan))
-    kind, n_positions = model.architecture, model.positions
-    if model.start is not None:
-        config = load_config(find_folder(model.start))
-        kind, n_positions = config.model_type, count_positions(config)
-    if model.cross_attention is not None:
-        check_plugs(kind)
-    if plan is not None:
-        check_decodes(kind)
-        choose_layers(model.layers, plan)
-    return _check_length(recipe, n_positions)
-
-
-def _check_length(recipe: Recipe, n_positions: int) -> None:
-    if recipe.data.max_length > n_positions:
-        raise InputError(
-            f"data.max_length={recipe.data.max_length} exceeds the model's {n_positions}",
-            fix="lower data.max_length",
-        )
-
-
-def _start_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder:
-    """Make an encoder alone, or one with cross-attention plugged in."""
-    if recipe.model.start is not None:
-        kind = Veco if recipe.model.cross_attention == "start" else Encoder
-        encoder = kind.load(recipe.model.start)
-        _check_vocabulary(encoder.tokenizer.get_vocab(), tokenizer.get_vocab(), recipe)
-        _forget_origin(encoder, recipe.name)
-    else:
-        with torch.random.fork_rng(devices=()):
-            torch.default_generator.manual_seed(recipe.seed)
-            encoder = Encoder(build_model(make_config(recipe.model, tokenizer)), tokenizer)
-    if recipe.model.cross_attention in ("self", "random"):
-        generator = torch.Generator().manual_seed(seed_of(recipe.seed, PLUG_SEED))
-        encoder = Veco.plug(encoder, recipe.model.cross_attention, generator)
-    return encoder
-
-
-def _start_seq2seq(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encoder:
-    """Make an encoder–decoder; languages that were taught before have tokens of their own."""
-    assert recipe.model.decoder is not None
-    plan, start = recipe.model.decoder.plan(), recipe.model.start
-    if start is None:
-        weights = start_afresh(make_config(recipe.model, tokenizer))
-    else:
-        known = load_tokenizer(find_folder(start))
-        theirs, ours = (without_languages(each.get_vocab()) for each in (known, tokenizer))
-        _check_vocabulary(theirs, ours, recipe)
-        weights, tokenizer = read_weights(start, plan), known
-    encoder = build_seq2seq(plan, weights, tokenizer, seed=recipe.seed)
-    _forget_origin(encoder, recipe.name)
-    return encoder
-
-
-def _check_vocabulary(model: dict[str, int], text: dict[str, int], recipe: Recipe) -> None:
-    if model != text:
-        raise InputError(
-            "the text was prepared with another vocabulary than this model's",
-            file=recipe.model.start,
-            fix="prepare the text again, without a tokenizer.path of its own",
-        )
-
-
-def _forget_origin(encoder: Encoder, recipe: str) -> None:
-    """Keep the choices stored with the encoder, but not the scores: it will be another one."""
-    if settings := encoder.settings:
-        settings.pop("scores", None)
-        encoder.config.calque = settings | {"recipe": recipe}
-
-
-def make_config(model: ModelSection, tokenizer: PreTrainedTokenizerFast) -> Any:
-    """Describe a new encoder as Hugging Face does."""
-    from transformers import AutoConfig
-
-    shifted = model.architecture in ("xlm-roberta", "roberta")
-    first = int(tokenizer.pad_token_id or 0) + 1 if shifted else 0
-    return AutoConfig.for_model(
-        model.architecture,
-        vocab_size=len(tokenizer),
-        num_hidden_layers=model.layers,
-        hidden_size=model.hidden,
-        num_attention_heads=model.heads,
-        intermediate_size=model.intermediate,
-        max_position_embeddings=model.positions + first,
-        type_vocab_size=1 if shifted else 2,
-        layer_norm_eps=1e-5,  # as the published RoBERTa and XLM-R; 1e-12 vanishes in float16
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.cls_token_id,
-        eos_token_id=tokenizer.sep_token_id,
-        cls_token_id=tokenizer.cls_token_id,
-        sep_token_id=tokenizer.sep_token_id,
-    )
 
 
 def make_accelerator(recipe: Recipe, encoder: Encoder) -> Accelerator:
@@ -369,39 +246,6 @@ def _plan_sharding(encoder: Encoder, precision: str) -> FullyShardedDataParallel
         cpu_ram_efficient_loading=False,
         mixed_precision_policy=bf16 if precision == "bf16" else None,
     )
-
-
-def _set_dropout(encoder: Encoder, model: ModelSection) -> None:
-    """Set the dropout of every layer to what the recipe says."""
-    for name, module in encoder.model.named_modules():
-        if isinstance(module, torch.nn.Dropout):
-            in_attention = name.endswith(("attention.self.dropout", "attention.dropout"))
-            module.p = model.attention_dropout if in_attention else model.dropout
-        if hasattr(module, "attention_dropout"):  # ModernBERT keeps a number, not a module
-            module.attention_dropout = model.attention_dropout
-    for config in encoder.configs:
-        for key in ("hidden_dropout_prob", "mlp_dropout", "embedding_dropout", "dropout"):
-            if hasattr(config, key):
-                setattr(config, key, model.dropout)
-        for key in ("attention_probs_dropout_prob", "attention_dropout"):
-            if hasattr(config, key):
-                setattr(config, key, model.attention_dropout)
-
-
-def _retire_biases(encoder: Encoder) -> None:
-    """Freeze a head's second bias, which nothing reads: DDP would wait for its gradient forever.
-
-    Where the output layer is not tied to the embeddings, Hugging Face's heads have a bias of their
-    own beside the one of the output layer.
-    """
-    for module in encoder.model.modules():
-        own, inside = (getattr(each, "bias", None) for each in (module, _child(module, "decoder")))
-        if isinstance(own, torch.nn.Parameter) and inside is not None and own is not inside:
-            own.requires_grad_(False)
-
-
-def _child(module: torch.nn.Module, name: str) -> torch.nn.Module | None:
-    return dict(module.named_children()).get(name)
 
 
 def _beside(path: str | None, base: Path) -> str | None:

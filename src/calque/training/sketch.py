@@ -11,6 +11,7 @@ from calque.models.loading import build_model, find_folder, load_config
 from calque.models.seq2seq_start import sketch_halves
 from calque.models.veco import build_plugged, plain_config
 from calque.objectives import build_objective
+from calque.training.model_start import shape_of
 from calque.training.step import TrainStep, find_trained, freeze
 
 if TYPE_CHECKING:
@@ -58,10 +59,4 @@ def _describe(section: ModelSection) -> Any:
     """Describe a new encoder as far as names go: those do not depend on its vocabulary."""
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(
-        section.architecture,
-        num_hidden_layers=section.layers,
-        hidden_size=section.hidden,
-        num_attention_heads=section.heads,
-        intermediate_size=section.intermediate,
-    )
+    return AutoConfig.for_model(section.architecture, **shape_of(section))
