@@ -112,7 +112,7 @@ class Lesson(Generic[T]):
         labels = self._find_labels(run)
         for language in run.tests:  # what is wrong with a test is told before hours of training
             self._encode_test(language, run, labels)
-        model, labels, counts = self.train(encoder, seed, run, on_progress)
+        model, _, counts = self.train(encoder, seed, run, on_progress)
         return [self._test(model, language, run, labels, counts) for language in run.tests]
 
     def _gather(self, run: Run, held: list[T]) -> tuple[Sequence[Any], dict[str, int]]:
