@@ -106,8 +106,8 @@ def find_languages(options: argparse.Namespace) -> list[str]:
 
 def find_tested(options: argparse.Namespace, kinds: Mapping[str, Any], data: Path) -> list[str]:
     """Take those of the languages that some task has a test of."""
-    from calque.tasks.study import choose_languages
-    from calque.tasks.task_settings import TaskSettings
+    from calque.evaluation.grid.grid import choose_languages
+    from calque.evaluation.settings import TaskSettings
 
     languages = find_languages(options)
     if options.languages:
@@ -121,8 +121,8 @@ def find_tested(options: argparse.Namespace, kinds: Mapping[str, Any], data: Pat
 
 def find_tasks(data: Path) -> dict[str, Any]:
     """Find the tasks of encoders that there are files of."""
-    from calque.tasks.fingerprints import find_data
-    from calque.tasks.suite import TASKS
+    from calque.evaluation.grid.model_specs import find_data
+    from calque.evaluation.registry import TASKS
 
     of_encoders = {name: kind for name, kind in TASKS.items() if not kind.of_vectors}
     return {name: kind for name, kind in of_encoders.items() if find_data(data, kind.files)}
@@ -130,7 +130,7 @@ def find_tasks(data: Path) -> dict[str, Any]:
 
 def pack(options: argparse.Namespace) -> int:
     """Put the files of all tasks in the languages wanted into one archive."""
-    from calque.tasks.fingerprints import find_data
+    from calque.evaluation.grid.model_specs import find_data
 
     wanted = find_languages(options)
     files = {
@@ -158,7 +158,7 @@ def is_wanted(name: str, languages: Sequence[str]) -> bool:
     >>> [is_wanted(n, ["en", "de"]) for n in ("dev-de.tsv.xz", "dev-yo.tsv.xz", "train-de.tsv.xz")]
     [True, False, False]
     """
-    from calque.tasks.languages import long_name
+    from calque.io.xtreme import long_name
 
     if name.startswith("tatoeba."):
         codes = name.split(".")[1].split("-")
@@ -190,10 +190,10 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 def run(options: argparse.Namespace) -> int:
     """Do the cells that are missing until the time is over; 0 if nothing is left."""
-    from calque.cli.grid import parse_jobs, parse_setting
-    from calque.tasks.entrants import find_entrants
-    from calque.tasks.results import ResultsFolder
-    from calque.tasks.study import plan_cells, sort_out
+    from calque.cli.grid_progress import parse_jobs, parse_setting
+    from calque.evaluation.grid.grid import plan_cells, sort_out
+    from calque.evaluation.grid.model_specs import find_entrants
+    from calque.evaluation.grid.results_folder import ResultsFolder
 
     begin = time.monotonic()
     deadline = begin + 60 * options.minutes - SPARE_SECONDS
@@ -237,7 +237,7 @@ def compute(
 ) -> Any:
     """Run cells and print a line for each that is done."""
     from calque.cli.grid_progress import GridProgress
-    from calque.tasks.study import run_cells
+    from calque.evaluation.grid.grid import run_cells
 
     progress = GridProgress(cells, results.rows, lambda line: print(line, flush=True))
     events = run_cells(cells, results, device=device, n_jobs=n_jobs, deadline=deadline)
@@ -305,7 +305,7 @@ def find_most_items(results: Any) -> str:
 
 def tabulate_costs(out: Path) -> str:
     """List seconds and memory of a cell by task and model, and the sittings."""
-    from calque.tasks.results import read_folder
+    from calque.evaluation.grid.results_folder import read_folder
 
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     failed = []

@@ -19,8 +19,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from calque.report.item_bootstrap import ItemTable
-from calque.report.pairing import Pair, Side
+from calque.report.bootstrap import ItemTable
+from calque.report.comparison import Pair, Side
 from calque.report.study import Judging, compare_pairs
 
 

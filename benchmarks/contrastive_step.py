@@ -36,12 +36,13 @@ from calque.models.encoder import Encoder
 from calque.models.loading import find_folder
 from calque.objectives import build_objective
 from calque.objectives.base import Marks, Objective, ObjectiveSettings
-from calque.objectives.pretrained import PretrainedWeights
-from calque.text.batching import BatchShape, Ragged
-from calque.text.linked_bitext import pack_links
-from calque.text.streams import BatchStream, Place
-from calque.text.tokenization import load_tokenizer
-from calque.training import data, setup
+from calque.objectives.regression import PretrainedWeights
+from calque.tokens.linked import pack_links
+from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.streams import BatchStream, Place
+from calque.tokens.tokenizer import load_tokenizer
+from calque.training import data
+from calque.training import start as setup
 from calque.training.recipe import check_recipe
 from calque.training.step import TrainStep
 from calque.types import LossTerms

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
+from calque.io.files import read_lines
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model, find_folder
-from calque.text.files import read_lines
-from calque.text.tokenization import load_tokenizer
-from calque.tools.embedder import embed_sentences
+from calque.sentences.embed import embed_sentences
+from calque.tokens.tokenizer import load_tokenizer
 
 Embed = Callable[[], Any]
 

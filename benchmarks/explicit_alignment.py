@@ -178,7 +178,7 @@ def result_path(out: Path, method: str, seed: int, suffix: str = ".json") -> Pat
 
 def run_key(options: argparse.Namespace, method: str, seed: int) -> str:
     """Identify all that a result depends on."""
-    from calque.text.preparation import open_prepared
+    from calque.tokens.prepare import open_prepared
 
     text = [[*corpus.languages, *corpus.n_tokens] for corpus in open_prepared(options.text)]
     recipe = make_recipe(options, method, seed)
@@ -227,7 +227,7 @@ def do_run(options: argparse.Namespace, method: str, seed: int) -> None:
     """Train one method with one seed, score it, and write the result."""
     import torch
 
-    from calque.text.files import write_atomically
+    from calque.io.files import write_atomically
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     path = result_path(options.out, method, seed)
@@ -256,7 +256,7 @@ def do_run(options: argparse.Namespace, method: str, seed: int) -> None:
 
 def describe_text(text: Path) -> dict[str, int]:
     """Count what the runs may read."""
-    from calque.text.preparation import open_prepared
+    from calque.tokens.prepare import open_prepared
 
     linked = [corpus for corpus in open_prepared(text) if corpus.linked]
     languages = {language for corpus in linked for language in corpus.languages}
@@ -266,8 +266,8 @@ def describe_text(text: Path) -> dict[str, int]:
 def train_method(options: argparse.Namespace, method: str, seed: int, folder: Path) -> Path:
     """Train or solve, and give the folder of the finished model; that of the start for none."""
     from calque.models.loading import find_folder
+    from calque.training.closed_form import fit_maps, is_closed_form
     from calque.training.loop import train
-    from calque.training.map_fitting import fit_maps, is_closed_form
 
     recipe = make_recipe(options, method, seed)
     if recipe is None:
@@ -283,7 +283,7 @@ def score_model(
 ) -> dict[str, dict[str, list[float]]]:
     """Give the scores of a model in percent: by measure and language, layer after layer."""
     from calque.models.encoder import Encoder
-    from calque.models.maps import ABOUT, load_maps
+    from calque.models.language_maps import ABOUT, load_maps
 
     # In single precision, so that the differences are those of training.
     encoder = Encoder.load(folder, device=device)
@@ -301,7 +301,7 @@ def score_retrieval(
     encoder: Encoder, data: Path, languages: Sequence[str]
 ) -> dict[str, dict[str, list[float]]]:
     """Score Tatoeba: the mean of both directions, and the one that is usually given."""
-    from calque.tasks.retrieval import METRICS, score_tatoeba
+    from calque.evaluation.tasks.tatoeba import METRICS, score_tatoeba
 
     mapped = encoder.maps is not None
     found = score_tatoeba(encoder, data, model="", languages=languages, maps=mapped)
@@ -318,8 +318,8 @@ def score_retrieval(
 
 def score_alignment(encoder: Encoder, data: Path, encode: Any) -> dict[str, list[float]]:
     """Score mutual argmax on every gold set."""
-    from calque.tasks.word_alignment import count_layers, find_pairs, read_test
-    from calque.tools.word_aligner import WordAligner
+    from calque.evaluation.tasks.alignment_error import count_layers, find_pairs, read_test
+    from calque.word_alignment.neural import WordAligner
 
     found = {}
     for name in find_pairs(data):
@@ -476,8 +476,9 @@ def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def draw_pictures(results: Results, report: Path) -> list[Path]:
     """Draw all measures by layer, a few methods a picture, if there is matplotlib."""
+    from calque.errors import MissingExtra
     from calque.report.plots import COLORS, check_plot, plot_layers, save_plot
-    from calque.types import MissingExtra, Score
+    from calque.types import Score
 
     others = [name for name in results if name != NONE]
     n_lines = len(COLORS) - 1

@@ -29,24 +29,30 @@ import torch
 
 from calque.api import load
 from calque.models.encoder import Encoder
-from calque.tools.embedder import BATCH_TOKENS, device_of, run_batches
-from calque.tools.static_corpus import CorpusFilter, CorpusReader
-from calque.tools.static_extractor import ExtractJob, Method, learn, make_learner
-from calque.tools.static_learners import (
-    BLOCK_SENTENCES,
-    Learner,
-    PoolingSettings,
-    X2StaticSettings,
+from calque.sentences.embed import BATCH_TOKENS, device_of, run_batches
+from calque.types import TokenBatch
+from calque.vectors.corpus import (
+    CorpusFilter,
+    CorpusReader,
+    VocabularyLimits,
+    WordCorpus,
+    number_corpus,
 )
-from calque.tools.static_vocabulary import VocabularyLimits, WordCorpus, number_corpus
-from calque.tools.word_contexts import (
+from calque.vectors.x2static import (
+    BLOCK_SENTENCES,
+    ExtractJob,
+    Learner,
+    Method,
     OccurrenceBatch,
     OccurrenceBlock,
+    PoolingSettings,
+    X2StaticSettings,
     embed_occurrences,
     find_occurrences,
+    learn,
+    make_learner,
     plan_block,
 )
-from calque.types import TokenBatch
 
 GOAL = 1.5
 METHODS: dict[str, Method] = {

@@ -27,18 +27,16 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
+from calque.evaluation.finetuning.finetune import fine_tune
+from calque.evaluation.settings import TaskSettings
+from calque.evaluation.tasks.classification import ClassExamples, TextClassifier, encode_texts
+from calque.evaluation.tasks.classification import find_files as find_pairs
+from calque.evaluation.tasks.tagging import TagExamples, Tagger, encode_tagged
+from calque.evaluation.tasks.tagging import find_files as find_tagged
+from calque.io.conllu import read_tagged, spread
+from calque.io.labelled import read_pairs
 from calque.models.encoder import Encoder
 from calque.models.heads import NO_LABEL
-from calque.tasks.class_examples import ClassExamples, encode_texts
-from calque.tasks.classification import TextClassifier
-from calque.tasks.finetuning import fine_tune
-from calque.tasks.pair_classification import find_files as find_pairs
-from calque.tasks.tag_examples import TagExamples, encode_tagged
-from calque.tasks.tagger import Tagger
-from calque.tasks.tagging import find_files as find_tagged
-from calque.tasks.task_settings import TaskSettings
-from calque.text.labelled import read_pairs
-from calque.text.tagged import read_tagged, spread
 
 TASKS = ("pos", "ner", "xnli")
 RATE = 2e-4  # of the encoder, in all trainings

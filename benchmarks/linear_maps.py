@@ -33,14 +33,14 @@ from rich.console import Console
 from rich.table import Table
 from transformers import XLMRobertaConfig
 
-from calque.align.procrustes import PairSums, solve_least_squares, solve_procrustes
+from calque.algorithms.procrustes import PairSums, solve_least_squares, solve_procrustes
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model, find_folder
 from calque.objectives.base import Marks
 from calque.objectives.linear_map import LinearMap, LinearMapSettings, LinkStates, PairRoles
-from calque.objectives.word_pairs import WordPairBatch
-from calque.text.batching import Ragged
-from calque.text.tokenization import load_tokenizer
+from calque.objectives.linked_words import WordPairBatch
+from calque.tokens.ragged import Ragged
+from calque.tokens.tokenizer import load_tokenizer
 
 # layers, hidden, heads, intermediate, vocabulary
 SHAPES = {

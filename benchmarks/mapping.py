@@ -30,7 +30,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from calque.align.mapping import (
+from calque.algorithms.nearest import csls_nearest, normalize_rows
+from calque.algorithms.procrustes import (
     Pairs,
     apply_map,
     collect_moments,
@@ -38,8 +39,7 @@ from calque.align.mapping import (
     solve_joint,
     solve_turn,
 )
-from calque.align.self_learning import LearningSettings, Matcher, learn, start_from_nothing
-from calque.align.similarity import csls_nearest, normalize_rows
+from calque.algorithms.self_learning import LearningSettings, Matcher, learn, start_from_nothing
 
 Array = npt.NDArray[np.float32]
 N_PAIRS, N_QUERIES, K, ROWS = 5_000, 1_500, 10, 1_000

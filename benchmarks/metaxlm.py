@@ -224,7 +224,7 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
     """Grow, train and score one run, and write its result."""
     import torch
 
-    from calque.text.files import write_atomically
+    from calque.io.files import write_atomically
     from calque.training.loop import train
 
     times = {"begin": time.perf_counter()}
@@ -266,7 +266,7 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
 
 def grow_start(options: argparse.Namespace, cell: Cell, out: Path) -> dict[str, Any]:
     """Make the model that a run starts from, and say how its vocabulary was matched."""
-    from calque.tools.grower import REPORT, grow
+    from calque.growth.grow import REPORT, grow
 
     method = METHODS[cell.method]
     files = sorted((options.pack / "muse").glob("*.txt")) if method.dictionaries else []
@@ -395,7 +395,7 @@ def score_model(options: argparse.Namespace, folder: Path) -> dict[str, dict[str
 
 def score_probe(options: argparse.Namespace, encoder: Any, measure: str) -> dict[str, list[float]]:
     """Score a tagging probe at all layers."""
-    from calque.tasks import tagging_probe as task
+    from calque.evaluation.tasks import tagging_probe as task
 
     name = {POS: task.POS, NER: task.NER}[measure]
     sizes = {"train_sentences": 2000, "test_sentences": 200}

@@ -75,10 +75,10 @@ def pack_text(
     options: argparse.Namespace, bitexts: dict[str, Path], place: Path
 ) -> dict[str, object]:
     """Choose pairs, prepare them, and prepare English by itself."""
-    from calque.text.bitext import read_bitext, write_bitext
-    from calque.text.cleaning import CleaningRules
-    from calque.text.preparation import TextSource, prepare_corpora
-    from calque.tools.grower import open_tokenizer
+    from calque.growth.grow import open_tokenizer
+    from calque.io.bitext import read_bitext, write_bitext
+    from calque.io.cleaning import CleaningRules
+    from calque.tokens.prepare import TextSource, prepare_corpora
 
     rules, sources = CleaningRules(max_chars=600), []
     generator = np.random.default_rng(SEED)
@@ -116,9 +116,9 @@ def pack_english(
     options: argparse.Namespace, sentences: list[str], place: Path, generator: np.random.Generator
 ) -> dict[str, object]:
     """Train an English tokenizer, and prepare English sentences with it."""
-    from calque.text.cleaning import CleaningRules
-    from calque.text.preparation import TextSource, prepare_corpora
-    from calque.text.tokenization import train_tokenizer
+    from calque.io.cleaning import CleaningRules
+    from calque.tokens.prepare import TextSource, prepare_corpora
+    from calque.tokens.tokenizer import train_tokenizer
 
     n_drawn = min(options.english, len(sentences))
     drawn = [sentences[n] for n in sorted(generator.choice(len(sentences), n_drawn, replace=False))]
@@ -139,7 +139,7 @@ def pack_english(
 
 def pack_tests(options: argparse.Namespace, languages: Sequence[str]) -> dict[str, object]:
     """Copy retrieval and word alignment tests, and cut the tagged ones."""
-    from calque.tasks.languages import long_name
+    from calque.io.xtreme import long_name
 
     data, out = options.data, options.out
     for name in ("tatoeba", "gold_alignments", "udpos", "panx"):
@@ -162,7 +162,7 @@ def pack_tests(options: argparse.Namespace, languages: Sequence[str]) -> dict[st
 
 def cut_tagged(source: Path, out: Path, languages: Iterable[str]) -> list[str]:
     """Take some sentences of every language's file; list the languages that have one."""
-    from calque.text.tagged import read_tagged
+    from calque.io.conllu import read_tagged
 
     found = []
     for name in sorted(languages):

@@ -324,8 +324,9 @@ def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def draw_pictures(start: str, methods: Methods, report: Path) -> list[Path]:
     """Draw transfer along training and all measures by layer, if there is matplotlib."""
+    from calque.errors import MissingExtra
     from calque.report.plots import check_plot, plot_layers, plot_transfer, save_plot
-    from calque.types import MissingExtra, Score
+    from calque.types import Score
 
     paths = [report.with_name(f"{report.stem}-{start}-{kind}.png") for kind in ("gap", "layers")]
     try:

@@ -118,7 +118,7 @@ def run_faiss(folder: Path, index: str) -> None:
     """Search FAISS's flat index of either side for the other, and take the same margins."""
     import faiss
 
-    from calque.align.margin import Neighbors, mine_pairs
+    from calque.algorithms.margin import Neighbors, mine_pairs
 
     sides = [np.load(folder / f"{side}.npy") for side in ("src", "tgt")]
     for side in sides:

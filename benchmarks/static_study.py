@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from calque.tools.static_corpus import CorpusFilter, CorpusReader
+from calque.vectors.corpus import CorpusFilter, CorpusReader
 
 PIVOT = "en"
 LANGUAGES = "de,es,fr,it,pt,nl,fi,cs,hu,pl,ru,tr"
@@ -94,9 +94,13 @@ def train_all_skipgrams(options: argparse.Namespace) -> None:
 def extract_all(options: argparse.Namespace) -> None:
     """Extract X2Static's and pooled vectors."""
     from calque.api import load
-    from calque.tools.static_extractor import ExtractJob, extract_vectors
-    from calque.tools.static_learners import PoolingSettings, X2StaticSettings
-    from calque.tools.static_vocabulary import VocabularyLimits
+    from calque.vectors.corpus import VocabularyLimits
+    from calque.vectors.x2static import (
+        ExtractJob,
+        PoolingSettings,
+        X2StaticSettings,
+        extract_vectors,
+    )
 
     encoder = load(options.model, options.device)
     methods = {
@@ -125,7 +129,7 @@ def extract_all(options: argparse.Namespace) -> None:
 
 def map_all(options: argparse.Namespace) -> None:
     """Map and score every set of vectors by every method; a file of results each."""
-    from calque.models.static import read_vectors
+    from calque.vectors.static import read_vectors
 
     for kind in options.kinds.split(","):
         folder = options.folder / kind
@@ -152,9 +156,8 @@ def map_by(
     method: str, spaces: dict[str, Any], options: argparse.Namespace
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Give the vectors of all languages in one space, and what was chosen for each language."""
-    from calque.tools.map_trials import MapSettings
-    from calque.tools.mapped_folder import write_mapped
-    from calque.tools.space_mapper import map_spaces
+    from calque.vectors.mapping import map_spaces, write_mapped
+    from calque.vectors.trials import MapSettings
 
     if method == "unaligned":
         return spaces, {}
@@ -175,8 +178,8 @@ def map_by(
 
 def split_dictionaries(muse: Path, languages: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Learn from four fifths of the words of MUSE's training dictionaries, choose by the last."""
-    from calque.text.dictionaries import read_dictionary
-    from calque.tools.seed_dictionaries import SeedDictionary
+    from calque.io.dictionaries import read_dictionary
+    from calque.vectors.mapping import SeedDictionary
 
     train, dev = {}, {}
     for language in languages:
@@ -193,10 +196,10 @@ def split_dictionaries(muse: Path, languages: list[str]) -> tuple[dict[str, Any]
 
 def score(spaces: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """Score on MUSE's tests from and to English and, if asked for, on word similarity."""
-    from calque.tasks.lexicon_induction import SETTINGS, TEST_SUFFIX, score_dictionary
-    from calque.text.dictionaries import read_dictionary
-    from calque.tools.lexicon import Translator
-    from calque.tools.vector_space import VectorSpace
+    from calque.evaluation.tasks.lexicon_induction import SETTINGS, TEST_SUFFIX, score_dictionary
+    from calque.io.dictionaries import read_dictionary
+    from calque.vectors.lexicon import Translator
+    from calque.vectors.static import VectorSpace
 
     ready = {name: VectorSpace.of(each, name, options.device) for name, each in spaces.items()}
     found: dict[str, Any] = {}
@@ -236,7 +239,12 @@ def drop_learned(entries: list[Any], learned: Sequence[Any]) -> list[Any]:
 
 
 def score_similarity(spaces: dict[str, Any], folder: Path) -> dict[str, Any]:
-    from calque.tasks.word_similarity import compare_words, correlate, find_tests, read_pairs
+    from calque.evaluation.tasks.word_similarity import (
+        compare_words,
+        correlate,
+        find_tests,
+        read_pairs,
+    )
 
     found = {}
     for test in find_tests(folder, list(spaces)):

@@ -45,7 +45,7 @@ def make_bitext(paths: list[Path], folder: Path, n_bytes: int) -> int:
 
 
 def read_rounds(path: Path) -> Iterator[tuple[int, Any]]:
-    from calque.text.bitext import read_bitext
+    from calque.io.bitext import read_bitext
 
     for number in count(1):
         for pair in read_bitext(path):
@@ -68,7 +68,7 @@ def make_recipe(folder: Path, tokenizer: str) -> Any:
 
 def prepare(options: argparse.Namespace) -> dict[str, float]:
     """Run the project's own preparation: read, clean, tokenise, store."""
-    from calque.training.setup import prepare_text
+    from calque.training.start import prepare_text
 
     recipe, folder = make_recipe(options.folder, options.tokenizer), options.folder / "prepared"
     start, cpu_start = time.perf_counter(), cpu_seconds()
@@ -89,9 +89,9 @@ def build_batches(options: argparse.Namespace, n_loaders: int) -> dict[str, floa
 
     from calque.objectives import build_objective
     from calque.objectives.base import Marks
-    from calque.text.streams import load_batches, seed_of
+    from calque.tokens.streams import load_batches, seed_of
     from calque.training.data import open_stream
-    from calque.training.setup import open_text
+    from calque.training.start import open_text
 
     torch.set_num_threads(1)  # as in a loading process
     recipe, folder = make_recipe(options.folder, options.tokenizer), options.folder / "prepared"

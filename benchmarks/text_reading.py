@@ -17,8 +17,8 @@ from time import perf_counter, process_time
 from rich.console import Console
 from rich.table import Table
 
-from calque.text.bitext import languages_of, read_bitext
-from calque.text.cleaning import CleaningReport, CleaningRules, clean_pairs
+from calque.io.bitext import languages_of, read_bitext
+from calque.io.cleaning import CleaningReport, CleaningRules, clean_pairs
 
 SAMPLE = Path(__file__).parent.parent / "tests" / "data" / "en-de.tsv"
 N_REPETITIONS = 5000

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from calque.training import loop, setup
+from calque.training import loop
+from calque.training import start as setup
 from calque.training.recipe import check_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -219,7 +220,7 @@ def measure_trainer(text: Path, shape: str, *, compiled: bool, n_steps: int) -> 
 
 def peer_rows(text: Path, prepared: Any, tokenizer: Any) -> list[dict[str, Any]]:
     """Half single sentences, half pairs, of the same corpora, for the padded trainer."""
-    from calque.text.store import TokenStore
+    from calque.tokens.store import TokenStore
 
     rows = []
     for corpus in prepared:

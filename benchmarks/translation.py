@@ -22,15 +22,13 @@ from pathlib import Path
 import torch
 from transformers.utils import logging as transformers_logging
 
+from calque.io.files import read_lines
 from calque.models.loading import find_folder
-from calque.models.seq2seq import Seq2Seq
-from calque.models.seq2seq_start import DecoderPlan, build_seq2seq, read_weights
-from calque.text.files import read_lines
-from calque.text.tokenization import load_tokenizer
-from calque.tools.embedder import cut_blocks
-from calque.tools.link_writer import LinkStream
-from calque.tools.segments import cut_segments
-from calque.tools.translator import (
+from calque.models.seq2seq import DecoderPlan, Seq2Seq, build_seq2seq, read_weights
+from calque.sentences.embed import cut_blocks
+from calque.tokens.tokenizer import load_tokenizer
+from calque.tokens.windows import cut_segments
+from calque.translation.translate import (
     BLOCK_CHARACTERS,
     BLOCK_LINES,
     Search,
@@ -38,6 +36,7 @@ from calque.tools.translator import (
     end_at,
     write_translations,
 )
+from calque.word_alignment.file_job import LinkStream
 
 
 def main() -> None:

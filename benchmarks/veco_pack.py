@@ -53,10 +53,10 @@ def main() -> None:
 
 def pack_text(options: argparse.Namespace, place: Path) -> dict[str, object]:
     """Choose pairs of every language, and prepare them."""
-    from calque.text.bitext import read_bitext, write_bitext
-    from calque.text.cleaning import CleaningRules
-    from calque.text.preparation import TextSource, prepare_corpora
-    from calque.tools.grower import open_tokenizer
+    from calque.growth.grow import open_tokenizer
+    from calque.io.bitext import read_bitext, write_bitext
+    from calque.io.cleaning import CleaningRules
+    from calque.tokens.prepare import TextSource, prepare_corpora
 
     generator, sources = np.random.default_rng(SEED), []
     for language, path in find_bitexts(options).items():
@@ -79,10 +79,10 @@ def pack_text(options: argparse.Namespace, place: Path) -> dict[str, object]:
 
 def pack_multi30k(options: argparse.Namespace) -> dict[str, object]:
     """Prepare the captions to learn translation from, and copy those to test it by."""
-    from calque.tasks.machine_translation import find_test_sets, read_test_set
-    from calque.text.cleaning import CleaningRules
-    from calque.text.preparation import TextSource, prepare_corpora
-    from calque.tools.grower import open_tokenizer
+    from calque.evaluation.tasks.machine_translation import find_test_sets, read_test_set
+    from calque.growth.grow import open_tokenizer
+    from calque.io.cleaning import CleaningRules
+    from calque.tokens.prepare import TextSource, prepare_corpora
 
     sets = find_test_sets(options.data / "translation" / "multi30k", SRC, TGT)
     source = TextSource(sets["train"], (SRC, TGT))

@@ -341,8 +341,9 @@ def tabulate_cost(results: Results) -> str:
 
 def draw_pictures(results: Results, report: Path) -> list[Path]:
     """Draw learning curves and all measures by layer, if there is matplotlib."""
+    from calque.errors import MissingExtra
     from calque.report.plots import check_plot, plot_curves, plot_layers, save_plot
-    from calque.types import MissingExtra, Score
+    from calque.types import Score
 
     paths = {kind: report.with_name(f"{report.stem}-{kind}.png") for kind in ("curves", "layers")}
     try:

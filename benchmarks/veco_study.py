@@ -243,8 +243,8 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
     """Train and score one run, and write its result."""
     import torch
 
+    from calque.io.files import write_atomically
     from calque.models.loading import find_folder
-    from calque.text.files import write_atomically
     from calque.training.loop import train
 
     set_room(cell)
@@ -436,8 +436,8 @@ def measure(
     trainer: Any, cell: Cell, folder: Path, name: str, n_lines: int | None, *, beams: int
 ) -> Any:
     """Translate a test set by a model in training, and score it."""
-    from calque.tasks.machine_translation import measure_translation, read_test_set
-    from calque.tools.translator import Search, Translator
+    from calque.evaluation.tasks.machine_translation import measure_translation, read_test_set
+    from calque.translation.translate import Search, Translator
 
     src, tgt = cell.direction.split("-")
     sources, references = read_test_set(folder / f"{name}.{src}", folder / f"{name}.{tgt}")
@@ -451,7 +451,7 @@ def measure(
 
 def set_room(cell: Cell) -> None:
     """Let both directions share a compiled step: German takes more than its half of a batch."""
-    from calque.objectives import translation
+    from calque.objectives import generation as translation
 
     translation.HALF = (11, 11) if cell.direction else (9, 9)
 

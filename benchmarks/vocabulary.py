@@ -31,11 +31,10 @@ from rich.table import Table
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from calque.models.embedding_start import combine_rows, draw_like
-from calque.models.vocabulary import RULES, Glossary, VocabularyMatch, match_vocabularies
-from calque.text.dictionaries import read_dictionary
-from calque.text.piece_index import PieceIndex
-from calque.text.pieces import Vocabulary
+from calque.growth.initialize import combine_rows, draw_like
+from calque.growth.match import RULES, Glossary, VocabularyMatch, match_vocabularies
+from calque.io.dictionaries import read_dictionary
+from calque.tokens.vocabularies import PieceIndex, Vocabulary
 
 N_LANGUAGES = 45
 LETTERS = "abcdefghijklmnopqrstuvwxyzäöüéèñçабвгдежзиклмнопрстуαβγδεζηθικλμνξπρστ"

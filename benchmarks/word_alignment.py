@@ -32,15 +32,14 @@ from peers.word_aligners import PEERS, Job, Pair, Run, Way, write_pairs
 from transformers.utils import logging as transformers_logging
 
 import calque
+from calque.io.bitext import read_bitext
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model, find_folder
-from calque.text.batching import bucket_batches
-from calque.text.bitext import read_bitext
-from calque.text.tokenization import load_tokenizer
-from calque.tools.embedder import BATCH_TOKENS, device_of
-from calque.tools.pair_batches import PairLayout, build_pair_batch
-from calque.tools.pair_windows import cut_pairs
-from calque.tools.word_aligner import BLOCK_PAIRS, WordAligner
+from calque.sentences.embed import BATCH_TOKENS, device_of
+from calque.tokens.ragged import bucket_batches
+from calque.tokens.tokenizer import load_tokenizer
+from calque.word_alignment.neural import BLOCK_PAIRS, PairLayout, WordAligner, build_pair_batch
+from calque.word_alignment.pair_windows import cut_pairs
 
 ENCODINGS, METHODS = ("separate", "joint"), ("itermax", "argmax", "ot")
 FEW = 16  # pairs to warm up with, and to know the start-up of a command by

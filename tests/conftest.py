@@ -33,7 +33,7 @@ def demo_rows() -> list[tuple[str, str, str]]:
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer(demo_rows: list[tuple[str, str, str]]) -> PreTrainedTokenizerFast:
-    from calque.text.tokenization import train_tokenizer
+    from calque.tokens.tokenizer import train_tokenizer
 
     sentences = [sentence for row in demo_rows for sentence in row[1:]]
     return train_tokenizer(sentences, 1500)
@@ -138,8 +138,8 @@ def translator_folder(
     """An encoder–decoder trained by the loop until it knows eight pairs by heart, both ways."""
     import torch
 
-    from calque.text.cleaning import CleaningRules
-    from calque.text.preparation import TextSource, prepare_corpora
+    from calque.io.cleaning import CleaningRules
+    from calque.tokens.prepare import TextSource, prepare_corpora
     from calque.training.loop import train
     from calque.training.recipe import check_recipe
 

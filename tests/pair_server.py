@@ -22,7 +22,7 @@ N_PROCESSES = 2
 MODULES = (
     "accelerate",
     "calque.cli",
-    "calque.cli.train",
+    "calque.cli.training_commands",
     "calque.training.loop",
     "torch.distributed.fsdp",
     "transformers.models.deberta_v2.modeling_deberta_v2",

@@ -1,4 +1,4 @@
-"""The import rule and the size limits, read off the syntax trees of src/calque."""
+"""The import order, unique names and safe loading, read from the syntax trees of src/calque."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import graphlib
 import importlib.util
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,31 +15,35 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src"
 
-# The order types < {text | align} < models < objectives < training < tools < tasks < cli, and its
-# side branches. "" is the package itself: the public face, with calque.api.
-FACE = {"", "api"}
-TO_MODELS = {"types", "text", "align", "models"}
+# What each package may import beside itself, in the order of docs/architecture.md.
+# "" is the package itself: the public names of `import calque`.
+BASE = {"types", "errors"}
+TO_TOKENS = BASE | {"io", "algorithms", "tokens"}
+TO_MODELS = TO_TOKENS | {"models"}
 TO_TRAINING = TO_MODELS | {"objectives", "training"}
-TO_TASKS = TO_TRAINING | {"tools", "tasks"}
+USES = {"word_alignment", "sentences", "vectors", "growth", "translation"}
+TO_EVALUATION = TO_TRAINING | USES | {"evaluation"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "types": set(),
-    "text": {"types"},
-    "align": {"types"},
+    "errors": set(),
+    "types": {"errors"},
+    "io": BASE,
+    "algorithms": BASE,
+    "tokens": TO_TOKENS,
     "models": TO_MODELS,
     "objectives": TO_MODELS,
     "training": TO_TRAINING,
-    "tools": TO_TRAINING,
-    "tasks": TO_TASKS,
-    "report": {"types"},
-    "": TO_TRAINING | {"tools", "api"},
-    "api": TO_TRAINING | {"tools", ""},
-    "serve": {"types", "tools", "report"} | FACE,
-    "cli": TO_TASKS | {"report"} | FACE,
+    **dict.fromkeys(USES, TO_TRAINING),
+    "evaluation": TO_EVALUATION,
+    "report": BASE,
+    "": TO_EVALUATION | {"report", "api"},
+    "api": TO_EVALUATION | {"report", ""},
+    "serve": BASE | {"report", "api", ""},
+    "cli": TO_EVALUATION | {"report", "api", ""},
     "__main__": {"cli"},
 }
 PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve"}
 UNSAFE_FLAGS = {"trust_remote_code", "allow_pickle"}
-MAX_CLASS_LINES, MAX_BODY_LINES = 150, 60
+HEAVY = {"numpy", "pydantic", "rich", "torch", "transformers", "typer"}
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,13 @@ class Module:
 
     @property
     def unit(self) -> str:
-        """The part of Calque it belongs to: `text` for calque.text.bitext."""
+        """The top-level package it belongs to: `io` for calque.io.bitext."""
         return unit_of(self.name)
 
 
 @dataclass(frozen=True)
 class Import:
-    """One import: where it stands and which module it reaches."""
+    """One import statement, or one module that is named in a string, and what it reaches."""
 
     module: Module
     line: int
@@ -83,7 +88,11 @@ def read_modules(src: Path) -> dict[str, Module]:
 
 
 def targets(node: ast.AST, module: Module, modules: dict[str, Module]) -> list[str]:
-    """Name the modules that one statement or `import_module("…")` call reaches."""
+    """List the modules that one statement, call or string reaches.
+
+    Code that is dispatched by name writes "calque.package.module" or
+    "calque.package.module:function" in a string; both count as imports.
+    """
     match node:
         case ast.Import(names=names):
             return [alias.name for alias in names]
@@ -97,24 +106,26 @@ def targets(node: ast.AST, module: Module, modules: dict[str, Module]) -> list[s
             args=[ast.Constant(value=str(name)), *_],
         ):
             return [importlib.util.resolve_name(name, module.package)]
+        case ast.Constant(value=str(text)) if text.partition(":")[0] in modules:
+            return [text.partition(":")[0]]
     return []
 
 
 def list_imports(modules: dict[str, Module]) -> list[Import]:
-    """List the imports of calque itself, at any depth: functions and TYPE_CHECKING count."""
-    return [
-        Import(module, node.lineno, target)
+    """List the imports of calque itself at any depth, functions and TYPE_CHECKING included."""
+    found = {
+        (module.name, getattr(node, "lineno", 0), target)
         for module in modules.values()
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)
         for target in targets(node, module, modules)
-        if target.split(".")[0] == "calque"
-    ]
+        if target.split(".")[0] == "calque" and target != module.name
+    }
+    return [Import(modules[name], line, target) for name, line, target in sorted(found)]
 
 
 def find_wrong_directions(modules: dict[str, Module]) -> list[str]:
     unknown = [
-        f"{module.name}: {module.unit} has no place in MAY_IMPORT"
+        f"{module.name}: {module.unit} is missing in MAY_IMPORT"
         for module in modules.values()
         if module.unit not in MAY_IMPORT
     ]
@@ -138,28 +149,23 @@ def find_cycle(modules: dict[str, Module]) -> list[str]:
     return []
 
 
-def count_body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
-
-
-def find_oversized(modules: dict[str, Module]) -> list[str]:
-    found = []
+def find_repeated_names(modules: dict[str, Module]) -> list[str]:
+    """List the names of modules and of classes that occur more than once."""
+    places: dict[tuple[str, str], set[str]] = defaultdict(set)
     for module in modules.values():
-        for node in ast.walk(module.tree):
+        places["module", module.name.rpartition(".")[2]].add(module.name)
+        for node in module.tree.body:
             if isinstance(node, ast.ClassDef):
-                n_lines, limit = (node.end_lineno or 0) - node.lineno + 1, MAX_CLASS_LINES
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                n_lines, limit = count_body_lines(node), MAX_BODY_LINES
-            else:
-                continue
-            if n_lines > limit:
-                found.append(f"{module.name}:{node.lineno} {node.name}: {n_lines} > {limit} lines")
-    return found
+                places["class", node.name].add(module.name)
+    return [
+        f"{kind} {name}: {', '.join(sorted(found))}"
+        for (kind, name), found in places.items()
+        if len(found) > 1
+    ]
 
 
 def runs_foreign_code(node: ast.AST, torch_names: set[str]) -> bool:
-    """Tell whether a node can execute code that came with a file."""
+    """Return whether a node can execute code that came with a file."""
     match node:
         case ast.Import(names=names):
             return any(alias.name.split(".")[0] in PICKLES for alias in names)
@@ -199,36 +205,54 @@ def calque_modules() -> dict[str, Module]:
 
 
 def test_imports_point_one_way(calque_modules: dict[str, Module]) -> None:
-    assert "calque.types" in calque_modules
     assert any(found.target == "calque.types" for found in list_imports(calque_modules))
     assert find_wrong_directions(calque_modules) == []
+
+
+def test_tasks_that_are_dispatched_by_name_are_seen(calque_modules: dict[str, Module]) -> None:
+    reached = {
+        found.target
+        for found in list_imports(calque_modules)
+        if found.module.name == "calque.evaluation.registry"
+    }
+    assert "calque.evaluation.tasks.tatoeba" in reached
 
 
 def test_no_import_cycle(calque_modules: dict[str, Module]) -> None:
     assert find_cycle(calque_modules) == []
 
 
-def test_classes_and_functions_stay_small(calque_modules: dict[str, Module]) -> None:
-    assert find_oversized(calque_modules) == []
+def test_no_module_or_class_name_twice(calque_modules: dict[str, Module]) -> None:
+    assert find_repeated_names(calque_modules) == []
 
 
 def test_no_file_can_run_code(calque_modules: dict[str, Module]) -> None:
     assert find_foreign_code(calque_modules) == []
 
 
-def test_import_calque_is_light() -> None:
-    code = "import calque, sys; print(*sys.modules)"
+def loaded_by(code: str) -> set[str]:
+    """Return the modules that a fresh interpreter has loaded after running some code."""
+    code += "\nimport sys; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(run.stdout.split())
+    return set(run.stdout.split())
+
+
+def test_import_calque_is_light() -> None:
+    loaded = loaded_by("import calque")
     assert "calque" in loaded
-    assert loaded.isdisjoint({"numpy", "pydantic", "rich", "torch", "transformers", "typer"})
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_aligning_imports_no_training_code() -> None:
+    loaded = loaded_by("import calque.cli.app, calque.word_alignment.file_job, calque.api")
+    assert not {name for name in loaded if name.startswith(("calque.training", "accelerate"))}
 
 
 # The checker itself, on small trees.
 
 
 def plant(src: Path, files: dict[str, str]) -> dict[str, Module]:
-    """Write src/calque/tools/miner.py for `tools/miner`, and the packages around it."""
+    """Write src/calque/sentences/mine.py for `sentences/mine`, and the packages around it."""
     for name, source in files.items():
         path = src / "calque" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -241,46 +265,46 @@ def plant(src: Path, files: dict[str, str]) -> dict[str, Module]:
 @pytest.mark.parametrize(
     "source",
     [
-        "import calque.tasks.suite",
-        "import calque.tasks.suite as suite",
-        "from calque.tasks.suite import TASKS",
-        "from calque.tasks import suite",
-        "from calque import tasks",
-        "from ..tasks.suite import TASKS",
-        "from ..tasks import suite",
-        "from .. import tasks",
-        "def mine():\n    from ..tasks import suite",
-        "if TYPE_CHECKING:\n    from calque.tasks import suite",
-        "importlib.import_module('calque.tasks.suite')",
-        "import_module('..tasks.suite', __package__)",
+        "import calque.evaluation.registry",
+        "import calque.evaluation.registry as registry",
+        "from calque.evaluation.registry import TASKS",
+        "from calque.evaluation import registry",
+        "from calque import evaluation",
+        "from ..evaluation.registry import TASKS",
+        "from .. import evaluation",
+        "def mine():\n    from ..evaluation import registry",
+        "if TYPE_CHECKING:\n    from calque.evaluation import registry",
+        "importlib.import_module('calque.evaluation.registry')",
+        "import_module('..evaluation.registry', __package__)",
+        "CODE = 'calque.evaluation.registry:TASKS'",
     ],
 )
 def test_checker_sees_every_kind_of_import(tmp_path: Path, source: str) -> None:
-    modules = plant(tmp_path, {"tasks/suite": "TASKS = {}", "tools/miner": source})
+    modules = plant(tmp_path, {"evaluation/registry": "TASKS = {}", "sentences/mine": source})
     (problem,) = find_wrong_directions(modules)
-    assert problem.startswith("calque.tools.miner:")
-    assert "imports calque.tasks" in problem
+    assert problem.startswith("calque.sentences.mine:")
+    assert "imports calque.evaluation" in problem
 
 
 @pytest.mark.parametrize(
     ("importer", "source"),
     [
-        ("types", "from calque.text import bitext"),
-        ("text/bitext", "from calque.align import matching"),
-        ("align/matching", "from ..text import bitext"),
+        ("types", "from calque.io import bitext"),
+        ("io/bitext", "from calque.algorithms import matching"),
+        ("algorithms/matching", "from ..io import bitext"),
         ("objectives/tlm", "from calque.training import loop"),
-        ("report/page", "from calque.tools import miner"),
-        ("serve/app", "from calque.tasks import suite"),
-        ("api", "from calque.tasks import suite"),
-        ("tasks/study", "from calque.cli import main"),
+        ("report/page", "from calque.sentences import mine"),
+        ("serve/app", "from calque.evaluation import registry"),
+        ("vectors/mapping", "from calque.sentences import mine"),
+        ("evaluation/grid", "from calque.cli import main"),
         ("cli/web", "from calque.serve import app"),
-        ("tools/miner", "import calque"),
-        ("tasks/mining", "from calque import load"),
+        ("sentences/mine", "import calque"),
+        ("evaluation/bucc", "from calque import load"),
         ("training/loop", "from .. import api"),
         ("utils", ""),
     ],
 )
-def test_checker_refuses(tmp_path: Path, importer: str, source: str) -> None:
+def test_checker_rejects(tmp_path: Path, importer: str, source: str) -> None:
     modules = plant(tmp_path, {"api": "", importer: source})
     assert len(find_wrong_directions(modules)) == 1
 
@@ -288,13 +312,13 @@ def test_checker_refuses(tmp_path: Path, importer: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("importer", "source"),
     [
-        ("models/encoder", "from ..text import batching\nfrom ..align import matching"),
-        ("text/bitext", "import types\nfrom . import cleaning\nfrom ..types import InputError"),
-        ("tools/miner", "from calque.training import loop\nimport torch, numpy as np"),
+        ("models/encoder", "from ..tokens import ragged\nfrom ..algorithms import matching"),
+        ("io/bitext", "import types\nfrom . import cleaning\nfrom ..types import SentencePair"),
+        ("sentences/mine", "from calque.training import loop\nimport torch, numpy as np"),
         ("serve/app", "import calque\nfrom calque.report import page"),
-        ("cli/demo", "import calque\nfrom calque.tasks import suite\nfrom ..report import page"),
+        ("cli/demo", "import calque\nfrom calque.evaluation import registry"),
         ("__main__", "from calque.cli import main"),
-        ("api", "def load():\n    from .tools import embedder"),
+        ("api", "def load():\n    from .sentences import embed"),
     ],
 )
 def test_checker_accepts(tmp_path: Path, importer: str, source: str) -> None:
@@ -302,27 +326,24 @@ def test_checker_accepts(tmp_path: Path, importer: str, source: str) -> None:
 
 
 def test_checker_finds_a_cycle(tmp_path: Path) -> None:
-    files = {"text/a": "from . import b", "text/b": "def f():\n    from calque.text.c import g"}
-    assert find_cycle(plant(tmp_path, files | {"text/c": ""})) == []
-    cycle = find_cycle(plant(tmp_path, files | {"text/c": "from .a import h"}))
-    assert set(cycle) == {"calque.text.a", "calque.text.b", "calque.text.c"}
+    files = {"io/a": "from . import b", "io/b": "def f():\n    from calque.io.c import g"}
+    assert find_cycle(plant(tmp_path, files | {"io/c": ""})) == []
+    cycle = find_cycle(plant(tmp_path, files | {"io/c": "from .a import h"}))
+    assert set(cycle) == {"calque.io.a", "calque.io.b", "calque.io.c"}
 
 
 def test_checker_finds_a_cycle_through_a_package(tmp_path: Path) -> None:
-    files = {"text/__init__": "from .a import x"}
-    assert find_cycle(plant(tmp_path, files | {"text/a": ""})) == []
-    cycle = find_cycle(plant(tmp_path, files | {"text/a": "from . import y"}))
-    assert set(cycle) == {"calque.text", "calque.text.a"}
+    files = {"io/__init__": "from .a import x"}
+    assert find_cycle(plant(tmp_path, files | {"io/a": ""})) == []
+    cycle = find_cycle(plant(tmp_path, files | {"io/a": "from . import y"}))
+    assert set(cycle) == {"calque.io", "calque.io.a"}
 
 
-def test_checker_measures_size(tmp_path: Path) -> None:
-    def body(n_lines: int) -> str:
-        return '\n    """Say why."""' + "\n    x = 1" * n_lines + "\n"
-
-    fits = f"class A:{body(MAX_CLASS_LINES - 2)}def f():{body(MAX_BODY_LINES)}"
-    assert find_oversized(plant(tmp_path, {"types": fits})) == []
-    bursts = f"class A:{body(MAX_CLASS_LINES - 1)}async def f():{body(MAX_BODY_LINES + 1)}"
-    assert len(find_oversized(plant(tmp_path, {"types": bursts}))) == 2
+def test_checker_finds_repeated_names(tmp_path: Path) -> None:
+    files = {"io/a": "class A: ...", "tokens/b": "class B: ..."}
+    assert find_repeated_names(plant(tmp_path, files)) == []
+    found = find_repeated_names(plant(tmp_path, files | {"models/a": "class B: ..."}))
+    assert {problem.partition(":")[0] for problem in found} == {"module a", "class B"}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from calque.cli.app import build_app
-from calque.tasks.task_settings import TaskSettings
+from calque.evaluation.settings import TaskSettings
 from calque.training.recipe import load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,7 +15,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from calque.text.tokenization import train_tokenizer
+from calque.tokens.tokenizer import train_tokenizer
 
 KINDS = ("sentencepiece", "byte-level", "wordpiece")
 BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}

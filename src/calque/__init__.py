@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from calque.api import Model, load
-    from calque.tools.word_aligner import WordAligner
-    from calque.types import InputError
+    from calque.errors import InputError
+    from calque.word_alignment.neural import WordAligner
 
     __version__: str
 
@@ -24,9 +24,9 @@ __all__ = ["InputError", "Model", "WordAligner", "__version__", "load"]
 
 # Looked up at first use: `import calque` alone must not import torch.
 _HOMES = {
-    "InputError": "calque.types",
+    "InputError": "calque.errors",
     "Model": "calque.api",
-    "WordAligner": "calque.tools.word_aligner",
+    "WordAligner": "calque.word_alignment.neural",
     "load": "calque.api",
 }
 

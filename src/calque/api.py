@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from calque.errors import InputError
 from calque.models.encoder import Encoder
+from calque.models.language_maps import BESIDE, load_maps
 from calque.models.loading import EMBEDDED, embedded_models
-from calque.models.maps import BESIDE, load_maps
-from calque.tools.embedder import embed_sentences
-from calque.types import InputError
+from calque.sentences.embed import embed_sentences
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,7 @@ class Model(Encoder):
         normalize: bool = False,
         batch_tokens: int | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Return one vector a sentence; see `calque.tools.embedder.embed_sentences`."""
+        """Return one vector a sentence; see `calque.sentences.embed.embed_sentences`."""
         return embed_sentences(
             self,
             sentences,

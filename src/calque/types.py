@@ -1,4 +1,4 @@
-"""Frozen records shared by every part of Calque, and the one error a user is meant to read."""
+"""Frozen records that several packages of Calque share."""
 
 from __future__ import annotations
 
@@ -11,33 +11,6 @@ if TYPE_CHECKING:  # torch and jaxtyping stay out of `calque --help`
     import torch
     from jaxtyping import Float, Int
     from torch import Tensor
-
-
-class InputError(ValueError):
-    """Bad input: one line that names the place, what is wrong there, and the fix.
-
-    The command line prints it without a traceback and exits with code 2.
-    """
-
-    def __init__(
-        self, problem: str, *, file: object = None, line: int | None = None, fix: str | None = None
-    ) -> None:
-        self.problem, self.file, self.line, self.fix = problem, file, line, fix
-        place = "" if file is None else f"{file}: " if line is None else f"{file}, line {line}: "
-        super().__init__(place + problem + (f" ({fix})" if fix else ""))
-
-
-def first_line(error: Exception) -> str:
-    """Give the first line of an error that says something, or its kind: libraries write essays."""
-    lines = (line.strip() for line in str(error).splitlines())
-    return next(filter(None, lines), type(error).__name__)
-
-
-class MissingExtra(InputError):
-    """An optional dependency is absent; the message names the extra that brings it."""
-
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed", fix=f"pip install 'calque[{extra}]'")
 
 
 @dataclass(frozen=True, slots=True)

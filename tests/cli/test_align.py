@@ -21,9 +21,10 @@ import pytest
 import zstandard
 
 import calque
-from calque.cli import aligners, run
-from calque.text.files import read_lines
-from calque.text.links import read_links
+from calque.cli import align_job as aligners
+from calque.cli import run
+from calque.io.files import read_lines
+from calque.io.links import read_links
 
 TOY = Path(__file__).parents[1] / "toy_align.py"
 GOLD = Path(__file__).parents[1] / "data" / "gold"
@@ -503,7 +504,7 @@ def test_two_processes_say_once_what_is_wrong() -> None:
 def test_a_real_encoder_alone_and_in_two_processes(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from calque.tools.word_aligner import WordAligner
+    from calque.word_alignment.neural import WordAligner
 
     monkeypatch.setattr(aligners, "choose_aligner", REAL_CHOICE)
     monkeypatch.setattr(aligners, "choose_sweep", REAL_SWEEP)

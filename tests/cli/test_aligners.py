@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from calque.cli import aligner_options
-from calque.cli.aligner_options import AlignerOptions
-from calque.cli.aligners import choose_aligner, choose_sweep, fingerprint
-from calque.tools.aligning import WordPair
-from calque.types import InputError
+from calque.cli import options as aligner_options
+from calque.cli.align_job import choose_aligner, choose_sweep, fingerprint
+from calque.cli.options import AlignerOptions
+from calque.errors import InputError
+from calque.word_alignment.protocol import WordPair
 
 PAIRS: list[WordPair] = [(["Guten", "Morgen"], ["Good", "morning"]), ([], ["empty"])]
 
@@ -76,7 +76,7 @@ def test_options_that_do_not_go_together(options: dict[str, Any], problem: str) 
 
 
 def test_the_symmetrizations_are_those_there_are() -> None:
-    from calque.align.symmetrize import SYMMETRIZATIONS
+    from calque.algorithms.symmetrize import SYMMETRIZATIONS
 
     assert set(SYMMETRIZATIONS) == set(aligner_options.SYMMETRIZATIONS)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from calque.cli import run
-from calque.cli.clean import clean
-from calque.text.cleaning import CleaningRules
+from calque.cli.sentence_commands import clean
+from calque.io.cleaning import CleaningRules
 
 PAIRS = [
     ("Good morning!", "Guten Morgen!"),

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from calque.cli import run
-from calque.tasks.dataset_catalog import DATASETS
-from calque.tasks.dataset_check import _recognize, check_folder
-from calque.tasks.dataset_readers import READERS
-from calque.tasks.suite import TASKS
+from calque.evaluation.dataset_check import READERS, _recognize, check_folder
+from calque.evaluation.datasets import DATASETS
+from calque.evaluation.registry import TASKS
 
 FIXTURES = Path(__file__).parents[1] / "data"
 write_bucc = runpy.run_path(str(FIXTURES.parent / "bucc_files.py"))["write_bucc"]

@@ -10,8 +10,8 @@ import pytest
 
 import calque
 from calque.cli import run
-from calque.cli.colored_links import color_links, group_words
-from calque.cli.demo import find_translations, read_pairs
+from calque.cli.alignment_commands import find_translations, read_pairs
+from calque.cli.console_tables import color_links, group_words
 
 
 def test_bundled_pairs() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from calque.cli import run
-from calque.cli.tables import choose_layer
+from calque.cli.console_tables import choose_layer
 from calque.types import Score
 
 

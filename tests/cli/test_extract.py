@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from calque.cli import run
-from calque.models.static import read_vectors
+from calque.vectors.static import read_vectors
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
@@ -245,7 +245,7 @@ def test_a_killed_process_can_be_gone_on_with(tmp_path: Path, text: Path) -> Non
     whole = (tmp_path / "en.vec").read_bytes()
     (tmp_path / "en.vec").unlink()
     code = (
-        "import calque.tools.static_extractor as tool;"
+        "import calque.vectors.x2static as tool;"
         "tool.extract_vectors.__kwdefaults__['seconds_between'] = 0;"
         "from calque.cli import main; main()"
     )

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from calque.cli import run
-from calque.cli.grow import expand
-from calque.cli.growth_tables import tabulate_texts
-from calque.models.vocabulary import RULES
-from calque.tools.growth_report import MatchReport, TextShare
-from calque.types import InputError
+from calque.cli.console_tables import tabulate_texts
+from calque.cli.training_commands import expand
+from calque.errors import InputError
+from calque.growth.grow import MatchReport, TextShare
+from calque.growth.match import RULES
 
 TOYS = runpy.run_path(str(Path(__file__).parents[1] / "toy_tokenizers.py"))
 

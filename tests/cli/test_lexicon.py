@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from calque.cli import run
-from calque.models.static import WordVectors, write_vectors
-from calque.text.dictionaries import read_dictionary
+from calque.io.dictionaries import read_dictionary
+from calque.vectors.static import WordVectors, write_vectors
 
 N_WORDS = 40
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from calque.cli import run
-from calque.text.links import read_links
+from calque.io.links import read_links
 
 DATA = Path(__file__).parents[1] / "data"
 GOLD = DATA / "gold"

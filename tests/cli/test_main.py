@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from calque.cli import app, run
-from calque.types import InputError
+from calque.errors import InputError
 
 HEAVY = {"numpy", "rich", "torch", "transformers"}
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from calque.cli import run
-from calque.cli.map import name_languages
-from calque.models.static import WordVectors, read_vectors, write_vectors
-from calque.types import InputError
+from calque.cli.vector_commands import name_languages
+from calque.errors import InputError
+from calque.vectors.static import WordVectors, read_vectors, write_vectors
 
 N_WORDS, HIDDEN = 300, 12
 
@@ -269,7 +269,7 @@ def test_a_list_of_bad_lines_takes_nobodys_place(
 def test_a_bad_dictionary_is_known_before_the_first_language_is_learnt(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("calque.tools.space_mapper.try_method", pytest.fail)
+    monkeypatch.setattr("calque.vectors.mapping.try_method", pytest.fail)
     (folder / "fr-en.dev.txt").write_text("chat cat\n")
     train, dev = str(folder / "en-{language}.train.txt"), str(folder / "{language}-en.dev.txt")
     assert call(folder, "--dictionary", train, "--dev", dev) == 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calque.cli import run
-from calque.tools import mining_vectors
+from calque.sentences import mine as mining_vectors
 
 write_bucc = runpy.run_path(str(Path(__file__).parents[1] / "bucc_files.py"))["write_bucc"]
 Rows = list[tuple[str, str, str]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from calque.cli import run
-from calque.cli.models import describe_model
+from calque.cli.training_commands import describe_model
 from calque.models import loading
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calque.cli import run
-from calque.models.static import WordVectors, write_vectors
+from calque.vectors.static import WordVectors, write_vectors
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def signs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield lambda _: None
 
     for name in ("show_progress", "show_phases"):
-        monkeypatch.setattr(f"calque.cli.progress.{name}", show)
+        monkeypatch.setattr(f"calque.cli.console.{name}", show)
     return shown
 
 

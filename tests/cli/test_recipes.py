@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from calque.cli import run
-from calque.cli.recipes import describe
+from calque.cli.training_commands import describe
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 

@@ -32,8 +32,8 @@ def test_trains_saves_and_loads(texts: None, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_bitext_may_be_raw_and_the_other_way_round(texts: None) -> None:
-    from calque.text.bitext import read_bitext
-    from calque.text.segmentation import split_words
+    from calque.io.bitext import read_bitext
+    from calque.io.segmentation import split_words
 
     raw = list(read_bitext("more.tsv"))
     spaced = [(" ".join(split_words(p.src, "de")), " ".join(split_words(p.tgt, "en"))) for p in raw]
@@ -68,7 +68,7 @@ def test_a_bitext_means_hybrid(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from calque.cli import trained_aligners
+    from calque.cli import align_job as trained_aligners
 
     monkeypatch.setattr(trained_aligners, "choose_library", lambda: "fast-align")
     Path("gold").write_text("0-0\n" * 5)

@@ -13,7 +13,7 @@ import pytest
 import sacrebleu
 
 from calque.cli import run
-from calque.tools import translator as tool
+from calque.translation import translate as tool
 
 Pairs = list[tuple[str, str]]
 

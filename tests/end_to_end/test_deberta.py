@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 
 import calque
 from calque.cli import run
-from calque.models.static import read_vectors
+from calque.vectors.static import read_vectors
 
 DATA = Path(__file__).parents[1] / "data"
 LINES = ["Guten Morgen!", "Our guests will arrive in a few minutes.", "请坐", "Ja."]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from calque.text.tagged import read_tagged
+from calque.io.conllu import read_tagged
 
 if TYPE_CHECKING:
     from calque.models.encoder import Encoder

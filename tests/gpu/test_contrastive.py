@@ -22,7 +22,7 @@ from calque.objectives.contrastive import (
     WordContrastive,
     WordContrastiveSettings,
 )
-from calque.text.batching import BatchShape, Ragged
+from calque.tokens.ragged import BatchShape, Ragged
 
 pytestmark = [
     pytest.mark.gpu,

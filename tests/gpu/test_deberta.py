@@ -10,6 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from calque.evaluation.finetuning.finetune import FineTuned, fine_tune
+from calque.evaluation.settings import TaskSettings
+from calque.evaluation.tasks.tagging import Tagger, encode_tagged
+from calque.io.conllu import read_tagged
 from calque.models.encoder import Encoder
 from calque.objectives.base import Marks
 from calque.objectives.masked_lm import (
@@ -18,14 +22,9 @@ from calque.objectives.masked_lm import (
     TranslationLM,
     TranslationLMSettings,
 )
-from calque.tasks.finetuning import FineTuned, fine_tune
-from calque.tasks.tag_examples import encode_tagged
-from calque.tasks.tagger import Tagger
-from calque.tasks.task_settings import TaskSettings
-from calque.text.batching import BatchShape, Ragged
-from calque.text.tagged import read_tagged
-from calque.text.tokenization import encode_sentences
-from calque.tools.word_aligner import WordAligner
+from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.tokenizer import encode_sentences
+from calque.word_alignment.neural import WordAligner
 
 pytestmark = [
     pytest.mark.gpu,

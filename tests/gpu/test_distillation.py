@@ -15,8 +15,8 @@ from calque.models.encoder import Encoder
 from calque.models.loading import build_model
 from calque.objectives.base import Marks
 from calque.objectives.distillation import Distillation, DistillationSettings
-from calque.text.batching import BatchShape, Ragged
-from calque.text.tokenization import encode_sentences, train_tokenizer
+from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.tokenizer import encode_sentences, train_tokenizer
 
 pytestmark = [
     pytest.mark.gpu,

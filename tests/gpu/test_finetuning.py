@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from calque.evaluation.finetuning.finetune import FineTuned, fine_tune
+from calque.evaluation.finetuning.head_task import HeadModel
+from calque.evaluation.settings import TaskSettings
+from calque.evaluation.tasks.classification import TextClassifier, encode_texts
+from calque.evaluation.tasks.tagging import TagExamples, Tagger, encode_tagged
+from calque.io.conllu import read_tagged
+from calque.io.labelled import read_pairs
 from calque.models.encoder import Encoder
-from calque.tasks.class_examples import encode_texts
-from calque.tasks.classification import TextClassifier
-from calque.tasks.finetuning import FineTuned, fine_tune
-from calque.tasks.head_task import HeadModel
-from calque.tasks.tag_examples import TagExamples, encode_tagged
-from calque.tasks.tagger import Tagger
-from calque.tasks.task_settings import TaskSettings
-from calque.text.labelled import read_pairs
-from calque.text.tagged import read_tagged
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,7 +17,7 @@ from calque.models.encoder import Encoder
 from calque.models.loading import build_model
 from calque.objectives.base import Marks
 from calque.objectives.masked_lm import MaskedLM, MaskedLMSettings
-from calque.text.batching import BatchShape, Ragged, pack
+from calque.tokens.ragged import BatchShape, Ragged, pack
 from calque.types import MaskedBatch, TokenBatch
 
 pytestmark = [

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from calque.evaluation.settings import TaskSettings
+from calque.evaluation.tasks.parsing import measure_parsing
+from calque.evaluation.tasks.question_answering import measure_questions
 from calque.models.encoder import Encoder
-from calque.tasks.parsing import measure_parsing
-from calque.tasks.question_answering import measure_questions
-from calque.tasks.task_settings import TaskSettings
 
 pytestmark = [
     pytest.mark.gpu,

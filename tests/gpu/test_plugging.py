@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+from calque.evaluation.finetuning.finetune import FineTuned, fine_tune
+from calque.evaluation.finetuning.plug_in import Paired
+from calque.evaluation.settings import TaskSettings
+from calque.evaluation.tasks.classification import (
+    ClassExamples,
+    ClassPairs,
+    TextClassifier,
+    encode_class_pairs,
+    encode_texts,
+)
+from calque.io.labelled import LabelledText, read_pairs
 from calque.models.encoder import Encoder
 from calque.models.veco import Veco
-from calque.tasks.class_examples import ClassExamples, encode_texts
-from calque.tasks.class_pairs import ClassPairs, encode_class_pairs
-from calque.tasks.classification import TextClassifier
-from calque.tasks.finetuning import FineTuned, fine_tune
-from calque.tasks.plugging import Paired
-from calque.tasks.task_settings import TaskSettings
-from calque.text.labelled import LabelledText, read_pairs
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from calque.io.conllu import read_tagged
 from calque.models.encoder import Encoder
 from calque.models.tag_probe import TagProbe
-from calque.text.tagged import read_tagged
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 from transformers import XLMRobertaConfig
 
-from calque.models.seq2seq import Seq2Seq
-from calque.models.seq2seq_start import DecoderPlan, build_seq2seq, start_afresh
+from calque.models.seq2seq import DecoderPlan, Seq2Seq, build_seq2seq, start_afresh
 from calque.objectives.base import Marks
-from calque.objectives.denoising_seq2seq import DenoisingSeq2Seq, DenoisingSeq2SeqSettings
-from calque.objectives.translation import Translation, TranslationSettings
-from calque.text.batching import BatchShape, Ragged
-from calque.text.tokenization import train_tokenizer
-from calque.tools.translator import Translator
+from calque.objectives.generation import (
+    DenoisingSeq2Seq,
+    DenoisingSeq2SeqSettings,
+    Translation,
+    TranslationSettings,
+)
+from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.tokenizer import train_tokenizer
+from calque.translation.translate import Translator
 
 pytestmark = [
     pytest.mark.gpu,

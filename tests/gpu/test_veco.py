@@ -19,8 +19,8 @@ from calque.objectives.cross_attention_lm import (
     CrossAttentionLMSettings,
     read_both_ways,
 )
-from calque.text.batching import BatchShape, Ragged
-from calque.text.tokenization import encode_sentences, train_tokenizer
+from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.tokenizer import encode_sentences, train_tokenizer
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from calque.models import attention
 from calque.models.attention import attend_packed, pad_slots, plan_attention
-from calque.text.batching import BatchShape, Ragged, pack
+from calque.tokens.ragged import BatchShape, Ragged, pack
 from calque.types import TokenBatch
 
 HEADS, SIZE = 2, 4

@@ -15,16 +15,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, DebertaV2Config
 
+from calque.errors import InputError
 from calque.models.deberta import _pad, _share_rows, find_distances
 from calque.models.encoder import Encoder
 from calque.models.loading import HeadlessCheckpoint, build_model
-from calque.models.seq2seq_start import DecoderPlan, build_seq2seq, start_afresh
+from calque.models.seq2seq import DecoderPlan, build_seq2seq, start_afresh
 from calque.models.veco import Veco
 from calque.objectives.base import Marks
 from calque.objectives.masked_lm import join_sides, mark_sides
-from calque.text.batching import BatchShape, Ragged, pack
-from calque.text.tokenization import encode_sentences, encode_words, load_tokenizer
-from calque.types import InputError, TokenBatch
+from calque.tokens.ragged import BatchShape, Ragged, pack
+from calque.tokens.tokenizer import encode_sentences, encode_words, load_tokenizer
+from calque.types import TokenBatch
 
 WEIGHTS = "model.safetensors"
 TEXT = ["Our guests will arrive in a few minutes.", "Unsere Gäste kommen an.", "Ja."]
@@ -168,7 +169,7 @@ def test_a_sentencepiece_file_alone_names_the_package(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As mDeBERTa is published; transformers would speak of another package."""
-    monkeypatch.setattr("calque.text.tokenization.find_spec", lambda name: None)
+    monkeypatch.setattr("calque.tokens.tokenizer.find_spec", lambda name: None)
     (folder / "tokenizer.json").rename(folder / "spm.model")
     with pytest.raises(InputError, match=r"spm\.model: .* sentencepiece.*pip install") as caught:
         load_tokenizer(folder)

@@ -24,11 +24,12 @@ from transformers import (
     XLMRobertaConfig,
 )
 
+from calque.errors import InputError
 from calque.models import attention
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
-from calque.text.batching import BatchShape, Ragged, pack
-from calque.types import InputError, TokenBatch
+from calque.tokens.ragged import BatchShape, Ragged, pack
+from calque.types import TokenBatch
 
 PAD, N_LAYERS = 1, 4
 SIZES: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from calque.models.features import FeatureExtractor
+from calque.models.heads import FeatureExtractor
 
 
 def make(hidden: int = 768, n_features: int = 128, seed: int = 1) -> FeatureExtractor:

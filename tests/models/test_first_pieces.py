@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from calque.models.encoder import Encoder
-from calque.models.first_pieces import encode_words, lay_out_words
-from calque.text.tokenization import encode_words as encode_pieces
+from calque.models.pooling import encode_words, lay_out_words
+from calque.tokens.tokenizer import encode_words as encode_pieces
 
 if TYPE_CHECKING:
     import pytest
@@ -82,7 +82,7 @@ def test_the_order_of_batches_does_not_matter(
     tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = encode_words(tiny_encoder, lay_out_words(tiny_encoder, SENTENCES), [4])[0]
-    monkeypatch.setattr("calque.models.first_pieces.BATCH_TOKENS", {"cpu": 1})
+    monkeypatch.setattr("calque.models.pooling.BATCH_TOKENS", {"cpu": 1})
     layout = lay_out_words(tiny_encoder, SENTENCES)
     assert len(layout.batches) == 4
     one_by_one = encode_words(tiny_encoder, layout, [4])[0]

@@ -7,8 +7,8 @@ from torch import nn
 
 from calque.models.attention import plan_attention
 from calque.models.encoder import Encoder
-from calque.models.layer_mixture import LayerMixture, PackedLayer, mix_layers
-from calque.text.batching import Ragged, pack
+from calque.models.heads import LayerMixture, PackedLayer, mix_layers
+from calque.tokens.ragged import Ragged, pack
 
 
 def test_a_packed_layer_is_a_transformer_layer() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from calque.models.linear_tagger import fit_tagger
+from calque.models.tag_probe import fit_tagger
 
 
 def draw(n_words: int, n_features: int, n_classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,12 +16,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
+from calque.errors import InputError
 from calque.models import loading
 from calque.models.encoder import Encoder
 from calque.models.loading import embedded_models, find_folder
-from calque.text.batching import Ragged, pack
-from calque.text.tokenization import encode_sentences
-from calque.types import InputError
+from calque.tokens.ragged import Ragged, pack
+from calque.tokens.tokenizer import encode_sentences
 
 if TYPE_CHECKING:
     from calque.types import TokenBatch

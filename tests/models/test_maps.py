@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 import calque
 from calque.api import Model
+from calque.errors import InputError
+from calque.evaluation.tasks.alignment_error import score_word_alignment
+from calque.evaluation.tasks.tatoeba import score_tatoeba
 from calque.models.encoder import Encoder
-from calque.models.maps import ABOUT, TENSORS, LanguageMaps, load_maps
-from calque.tasks.retrieval import score_tatoeba
-from calque.tasks.word_alignment import score_word_alignment
-from calque.tools.word_aligner import WordAligner
-from calque.types import InputError
+from calque.models.language_maps import ABOUT, TENSORS, LanguageMaps, load_maps
+from calque.word_alignment.neural import WordAligner
 
 SENTENCES = ["Guten Morgen!", "Das Gerücht könnte wahr sein.", ""]
 
@@ -154,7 +154,7 @@ def test_a_language_must_be_told_and_known(mapped_folder: Path, tiny_folder: Pat
 
 
 def test_maps_take_the_place_of_a_neutral_space(mapped_folder: Path, tiny_folder: Path) -> None:
-    from calque.models.neutral import NeutralSpace
+    from calque.models.neutral_space import NeutralSpace
 
     mean, directions = np.ones(64, dtype=np.float32), np.eye(64, dtype=np.float32)[:1]
     NeutralSpace(mean, directions, 2, ("de", "en")).save(mapped_folder)

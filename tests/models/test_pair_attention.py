@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from calque.models import pair_attention
-from calque.models.pair_attention import plan_causal, plan_cross
-from calque.text.batching import Ragged, pack
+from calque.models import attention as pair_attention
+from calque.models.attention import plan_causal, plan_cross
+from calque.tokens.ragged import Ragged, pack
 from calque.types import TokenBatch
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=5)
@@ -98,7 +98,7 @@ def test_sequences_that_are_empty_on_both_sides_do_not_matter() -> None:
 
 
 def test_a_decoder_does_not_read_rows() -> None:
-    from calque.text.batching import BatchShape
+    from calque.tokens.ragged import BatchShape
 
     shape = BatchShape(32, 16, 4, 32)
     rows = pack(Ragged.of([[7] * 3, [7] * 4]), shape=shape, pad_id=1)

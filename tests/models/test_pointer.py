@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from calque.models.pointer import INITIAL_SPREAD, PointerNetwork
+from calque.models.heads import INITIAL_SPREAD, PointerNetwork
 
 
 def make_pointer(hidden_size: int, seed: int = 0) -> PointerNetwork:

@@ -11,14 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from calque.errors import InputError
 from calque.models.encoder import Encoder
-from calque.models.language_tokens import without_languages
 from calque.models.loading import build_model
-from calque.models.seq2seq import Seq2Seq
-from calque.models.seq2seq_start import DecoderPlan, build_seq2seq, read_weights, start_afresh
+from calque.models.seq2seq import (
+    DecoderPlan,
+    Seq2Seq,
+    build_seq2seq,
+    read_weights,
+    start_afresh,
+    without_languages,
+)
 from calque.models.veco import Veco
-from calque.text.batching import Ragged, pack
-from calque.types import InputError
+from calque.tokens.ragged import Ragged, pack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

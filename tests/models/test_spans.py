@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calque.models.spans import find_best_spans
+from calque.models.heads import find_best_spans
 
 
 @given(st.integers(0, 1000), st.integers(1, 9), st.integers(1, 12))

@@ -8,11 +8,11 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
+from calque.errors import InputError
+from calque.io.conllu import TaggedSentence, read_tagged
 from calque.models.encoder import Encoder
-from calque.models.first_pieces import encode_words, lay_out_words
+from calque.models.pooling import encode_words, lay_out_words
 from calque.models.tag_probe import TagProbe, TransferScores
-from calque.text.tagged import TaggedSentence, read_tagged
-from calque.types import InputError
 
 TAGGED = Path(__file__).parent.parent / "data" / "tagged"
 TESTS = {"en": "en_ewt-dev.conllu", "de": "de_gsd-dev.conllu.xz", "zh": "dev-zh.tsv"}

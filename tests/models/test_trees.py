@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calque.models.trees import are_trees, decode_trees, find_best_tree
-from calque.text.treebanks import find_fault
+from calque.io.conllu import find_fault
+from calque.models.biaffine import are_trees, decode_trees, find_best_tree
 
 
 def total(scores: np.ndarray, heads: Any) -> float:

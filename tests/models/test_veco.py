@@ -24,14 +24,15 @@ from transformers import (
     XLMRobertaConfig,
 )
 
+from calque.errors import InputError
 from calque.models import loading
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
 from calque.models.veco import FULL, Veco, find_full
-from calque.text.batching import BatchShape, Ragged, pack
-from calque.text.pair_packing import pack_pairs
-from calque.tools.attention_reader import read_pair
-from calque.types import InputError, TokenBatch
+from calque.tokens.layout import pack_pairs
+from calque.tokens.ragged import BatchShape, Ragged, pack
+from calque.translation.pair_attention import read_pair
+from calque.types import TokenBatch
 
 PAD = 1
 SIZES: dict[str, Any] = {

@@ -14,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from calque.models.features import FeatureExtractor
+from calque.errors import InputError
+from calque.models.heads import FeatureExtractor
 from calque.objectives.base import Marks, ObjectiveSettings
 from calque.objectives.contrastive import (
     Contrastive,
+    NegativeQueue,
+    Rows,
     SentenceContrastive,
     SentenceContrastiveSettings,
     WordContrastive,
@@ -25,15 +28,13 @@ from calque.objectives.contrastive import (
     contrast,
     info_nce,
 )
-from calque.objectives.negatives import NegativeQueue, Rows
-from calque.text.batching import BatchShape, Ragged
-from calque.types import InputError
+from calque.tokens.ragged import BatchShape, Ragged
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from calque.models.encoder import Encoder
-from calque.models.seq2seq_start import DecoderPlan, build_seq2seq, start_afresh
+from calque.models.seq2seq import DecoderPlan, build_seq2seq, start_afresh
 
 Negatives = Literal["weak", "strong"]
 BOTH: list[Negatives] = ["weak", "strong"]
@@ -358,7 +359,7 @@ def collate(
 
 def find_states(encoder: Encoder, pair: Pair, side: int, layer: int) -> Tensor:
     """The states of one sentence that is read alone, marks excluded."""
-    from calque.text.batching import add_marks, pack
+    from calque.tokens.ragged import add_marks, pack
 
     marks = Marks.of(encoder.tokenizer)
     alone = add_marks(Ragged.of([list(chain(*pair[side]))]), marks.first, marks.last)

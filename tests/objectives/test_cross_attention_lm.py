@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
+from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.models.veco import Veco
 from calque.objectives import build_objective
@@ -27,9 +28,8 @@ from calque.objectives.cross_attention_lm import (
     read_both_ways,
 )
 from calque.objectives.masked_lm import IGNORED
-from calque.text.batching import BatchShape, Ragged
-from calque.text.tokenization import encode_sentences
-from calque.types import InputError
+from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.tokenizer import encode_sentences
 
 Rows = list[tuple[str, str, str]]
 SHAPE = BatchShape(tokens=1024, row=128, sequences=64, budget=900)

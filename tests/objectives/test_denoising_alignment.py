@@ -14,22 +14,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calque.align.matching import itermax
+from calque.algorithms.matching import itermax
+from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.objectives import build_objective
-from calque.objectives.alignment_batches import AlignmentBatch, find_edges
 from calque.objectives.base import Marks
 from calque.objectives.denoising_alignment import (
+    AlignmentBatch,
     DenoisingAlignment,
     DenoisingAlignmentSettings,
     describe_links,
+    find_edges,
     pointer_loss,
 )
 from calque.objectives.masked_lm import IGNORED, TranslationLM, TranslationLMSettings
 from calque.objectives.self_labels import LEFT, RIGHT, PairBlocks
-from calque.text.batching import BatchShape, Ragged
-from calque.text.tokenization import encode_sentences
-from calque.types import InputError, MaskedBatch
+from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.tokenizer import encode_sentences
+from calque.types import MaskedBatch
 
 Rows = list[tuple[str, str, str]]
 SHAPE = BatchShape.fit(2048, np.full(50, 40), 128)

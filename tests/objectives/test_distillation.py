@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
 from calque.objectives.base import Marks
@@ -24,19 +25,19 @@ from calque.objectives.distillation import (
     NEVER,
     Distillation,
     DistillationSettings,
+    Teacher,
     distillation_loss,
 )
 from calque.objectives.masked_lm import IGNORED, MaskedLM, MaskedLMSettings
-from calque.objectives.teacher import Teacher
-from calque.text.batching import BatchShape, Ragged
-from calque.text.tokenization import encode_sentences
-from calque.types import InputError, LossTerms
+from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.tokenizer import encode_sentences
+from calque.types import LossTerms
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
-    from calque.objectives.distillation_batches import DistillationBatch
+    from calque.objectives.distillation import DistillationBatch
 
     MakeTokenizer = Callable[..., PreTrainedTokenizerFast]
     Folders = dict[str, Path]

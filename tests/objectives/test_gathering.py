@@ -14,7 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import distributed, nn
 
-from calque.objectives.base import Marks
+from calque.objectives.base import (
+    Marks,
+    gather_rows,
+    n_processes,
+    process_number,
+    total_over_processes,
+)
 from calque.objectives.contrastive import (
     Contrastive,
     SentenceContrastive,
@@ -22,13 +28,7 @@ from calque.objectives.contrastive import (
     WordContrastive,
     WordContrastiveSettings,
 )
-from calque.objectives.gathering import (
-    gather_rows,
-    n_processes,
-    process_number,
-    total_over_processes,
-)
-from calque.text.batching import BatchShape, Ragged
+from calque.tokens.ragged import BatchShape, Ragged
 from calque.training.step import TrainStep
 
 if TYPE_CHECKING:

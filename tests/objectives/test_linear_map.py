@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from calque.align.procrustes import orthogonalize_step, solve_procrustes
+from calque.algorithms.procrustes import orthogonalize_step, solve_procrustes
+from calque.errors import InputError
 from calque.models.encoder import Encoder
-from calque.models.maps import load_maps
+from calque.models.language_maps import load_maps
 from calque.objectives.base import Marks
 from calque.objectives.linear_map import (
     LinearMap,
@@ -26,9 +27,8 @@ from calque.objectives.linear_map import (
     sum_distances,
     sum_errors,
 )
-from calque.objectives.word_pairs import WordPairBatch
-from calque.text.batching import Ragged
-from calque.types import InputError
+from calque.objectives.linked_words import WordPairBatch
+from calque.tokens.ragged import Ragged
 
 # Words of a source, words of a target, links with weights of 255; all of different subwords.
 Pair = tuple[list[list[int]], list[list[int]], list[tuple[int, int, int]]]

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from calque.objectives.base import Marks
-from calque.objectives.linked_batches import LinkedBatch, LinkedPairs
 from calque.objectives.linked_words import (
+    LinkedBatch,
+    LinkedPairs,
     LinkedWords,
     LinkedWordsSettings,
     compare_words,
@@ -24,7 +25,7 @@ from calque.objectives.linked_words import (
 )
 from calque.objectives.masked_lm import IGNORED
 from calque.objectives.self_labels import LEFT, NEITHER, RIGHT
-from calque.text.batching import BatchShape, Ragged
+from calque.tokens.ragged import BatchShape, Ragged
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -195,7 +196,7 @@ def test_batches_know_their_words(tiny_encoder: Encoder, with_rows: bool) -> Non
 @pytest.mark.parametrize("with_rows", [False, True])
 def test_sentences_apart_are_sequences_of_their_own(tiny_encoder: Encoder, with_rows: bool) -> None:
     """Each is as the encoder alone reads it: no word of the other sentence shines through."""
-    from calque.text.batching import add_marks, pack
+    from calque.tokens.ragged import add_marks, pack
 
     marks = Marks.of(tiny_encoder.tokenizer)
     batch = collate(tiny_encoder, shape_for(PAIRS) if with_rows else None)

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.objectives import build_objective
 from calque.objectives.base import Marks
-from calque.objectives.denoising_alignment import (
-    DenoisingAlignment,
-    DenoisingAlignmentSettings,
-)
+from calque.objectives.denoising_alignment import DenoisingAlignment, DenoisingAlignmentSettings
 from calque.objectives.linked_words import LinkedWords, LinkedWordsSettings
 from calque.objectives.masked_lm import (
     IGNORED,
@@ -29,10 +27,10 @@ from calque.objectives.masked_lm import (
     masked_lm_loss,
     swap_sides,
 )
-from calque.text.batching import BatchShape, Ragged, pack
-from calque.text.tokenization import encode_sentences
-from calque.tools.word_aligner import AlignSettings
-from calque.types import InputError, MaskedBatch
+from calque.tokens.ragged import BatchShape, Ragged, pack
+from calque.tokens.tokenizer import encode_sentences
+from calque.types import MaskedBatch
+from calque.word_alignment.neural import AlignSettings
 
 Rows = list[tuple[str, str, str]]
 

@@ -11,9 +11,10 @@ import torch
 from torch import distributed, nn
 from torch.func import functional_call
 
-from calque.objectives.pretrained import PretrainedWeights
-from calque.text.batching import BatchShape, Ragged, pack
-from calque.types import InputError, TokenBatch
+from calque.errors import InputError
+from calque.objectives.regression import PretrainedWeights
+from calque.tokens.ragged import BatchShape, Ragged, pack
+from calque.types import TokenBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

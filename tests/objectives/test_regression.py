@@ -17,17 +17,18 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
+from calque.errors import InputError
 from calque.objectives import build_objective
 from calque.objectives.base import Marks
 from calque.objectives.contrastive import WordContrastiveSettings
 from calque.objectives.linear_map import LinearMapSettings
 from calque.objectives.linked_words import LinkedWordsSettings
 from calque.objectives.regression import L2Settings, Regression, l2_loss
-from calque.text.batching import BatchShape, Ragged
+from calque.tokens.ragged import BatchShape, Ragged
 from calque.training.loop import train
 from calque.training.recipe import Recipe, check_recipe
 from calque.training.telemetry import read_metrics
-from calque.types import InputError, LossTerms
+from calque.types import LossTerms
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -339,8 +340,8 @@ def linked_text(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """Two languages of the demo, words at like places linked."""
-    from calque.text.cleaning import CleaningRules
-    from calque.text.preparation import TextSource, prepare_corpora
+    from calque.io.cleaning import CleaningRules
+    from calque.tokens.prepare import TextSource, prepare_corpora
 
     files, folder = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("text")
     sources = []

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from calque.align.matching import itermax, mutual_argmax
+from calque.algorithms.matching import itermax, mutual_argmax
 from calque.objectives.self_labels import (
     LEFT,
     NEITHER,
@@ -25,7 +25,7 @@ from calque.objectives.self_labels import (
     plan_transport,
     share_on_links,
 )
-from calque.text.batching import BatchShape, Ragged, pack
+from calque.tokens.ragged import BatchShape, Ragged, pack
 
 sizes = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=4)
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from calque.models.pooling import pool_sentences
-from calque.objectives.apart import hash_sequences, lay_apart
-from calque.objectives.base import Marks
-from calque.objectives.sentence_pairs import SentencePairBatch, SentencePairCollator
-from calque.text.batching import BatchShape, Ragged
+from calque.objectives.base import Marks, hash_sequences, lay_apart
+from calque.objectives.contrastive import SentencePairBatch, SentencePairCollator
+from calque.tokens.ragged import BatchShape, Ragged
 
 Pairs = list[tuple[list[int], list[int]]]
 

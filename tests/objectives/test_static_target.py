@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from calque.align.cca import RIDGE, canonical_correlations
+from calque.algorithms.cca import RIDGE, canonical_correlations
+from calque.errors import InputError
 from calque.objectives.base import Marks
 from calque.objectives.static_target import (
     StaticTarget,
@@ -23,11 +24,11 @@ from calque.objectives.static_target import (
     WordVectorBatch,
     WordVectorCollator,
 )
-from calque.text.batching import BatchShape, Ragged
+from calque.tokens.ragged import BatchShape, Ragged
 from calque.training.loop import train
 from calque.training.recipe import Recipe, check_recipe
 from calque.training.telemetry import read_metrics
-from calque.types import InputError, LossTerms
+from calque.types import LossTerms
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -324,8 +325,8 @@ def text_with_vectors(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """Two languages of the demo, and vectors of their words."""
-    from calque.text.cleaning import CleaningRules
-    from calque.text.preparation import TextSource, prepare_corpora
+    from calque.io.cleaning import CleaningRules
+    from calque.tokens.prepare import TextSource, prepare_corpora
 
     files, folder = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("text")
     sources = []

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from calque.models.seq2seq import Seq2Seq
-from calque.models.seq2seq_start import DecoderPlan, build_seq2seq, start_afresh
+from calque.errors import InputError
+from calque.models.seq2seq import DecoderPlan, Seq2Seq, build_seq2seq, start_afresh
 from calque.objectives.base import Marks
-from calque.objectives.denoising_seq2seq import DenoisingSeq2Seq, DenoisingSeq2SeqSettings
-from calque.objectives.seq2seq_batches import Seq2SeqBatch
-from calque.objectives.translation import (
+from calque.objectives.generation import (
+    DenoisingSeq2Seq,
+    DenoisingSeq2SeqSettings,
+    Seq2SeqBatch,
     Translation,
     TranslationSettings,
     smoothed_cross_entropy,
 )
-from calque.text.batching import BatchShape, Ragged
-from calque.types import InputError
+from calque.tokens.ragged import BatchShape, Ragged
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
 from calque.objectives.base import Marks
-from calque.objectives.denoising_alignment import DenoisingAlignment, DenoisingAlignmentSettings
+from calque.objectives.denoising_alignment import (
+    DenoisingAlignment,
+    DenoisingAlignmentSettings,
+    measure_clarity,
+    pair_with_others,
+    tell_translations,
+)
 from calque.objectives.self_labels import LabelRules, share_on_links
-from calque.objectives.warm_start import measure_clarity, pair_with_others, tell_translations
-from calque.text.batching import Ragged
-from calque.text.tokenization import encode_sentences
+from calque.tokens.ragged import Ragged
+from calque.tokens.tokenizer import encode_sentences
 
 Rows = list[tuple[str, str, str]]
 

@@ -11,11 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calque.objectives.apart import hash_sequences, lay_apart
-from calque.objectives.base import Marks
+from calque.objectives.base import Marks, hash_sequences, lay_apart
+from calque.objectives.linked_words import LEAST_ROOM, WordPairBatch, WordPairCollator
 from calque.objectives.self_labels import LEFT, NEITHER, RIGHT
-from calque.objectives.word_pairs import LEAST_ROOM, WordPairBatch, WordPairCollator
-from calque.text.batching import BatchShape, Ragged, add_marks, pack
+from calque.tokens.ragged import BatchShape, Ragged, add_marks, pack
 
 if TYPE_CHECKING:
     from calque.models.encoder import Encoder

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calque.report.attention_plot import find_fonts, label_reading, plot_attention
-from calque.report.plots import save_plot
+from calque.report.plots import find_fonts, label_reading, plot_attention, save_plot
 from calque.types import PairAttention
 
 NOWHERE = "\U0010fff0"  # private use

@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar
 
-from calque.report import item_bootstrap
-from calque.report.item_bootstrap import (
-    ItemTable,
-    measure_item_errors,
-    resample_scores,
-    share_out,
-)
+from calque.report import bootstrap as item_bootstrap
+from calque.report.bootstrap import ItemTable, measure_item_errors, resample_scores, share_out
 from calque.report.statistics import find_p
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from calque.report.comparison import Comparison
-from calque.report.item_bootstrap import ItemTable
-from calque.report.pairing import Pair, Side
+from calque.report.bootstrap import ItemTable
+from calque.report.comparison import Comparison, Pair, Side
 from calque.report.study import Judging, compare_pairs
 from calque.report.verdict import judge
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from calque.errors import InputError, MissingExtra
 from calque.report.plots import (
     check_plot,
     plot_curves,
@@ -15,7 +16,7 @@ from calque.report.plots import (
     save_plot,
     shorten_names,
 )
-from calque.types import InputError, MissingExtra, Score
+from calque.types import Score
 
 SCORES = [
     Score(model, "word_alignment", language, metric, value / 100, 9, layer)

@@ -10,9 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calque.report.results import read_items, read_results
-from calque.report.results_notes import describe_failures, describe_files, describe_mixtures
-from calque.types import InputError
+from calque.errors import InputError
+from calque.report.results import (
+    describe_failures,
+    describe_files,
+    describe_mixtures,
+    read_items,
+    read_results,
+)
 
 DRAWN = runpy.run_path(str(Path(__file__).parents[1] / "drawn_results.py"))
 make_row, write_rows = DRAWN["make_row"], DRAWN["write_rows"]

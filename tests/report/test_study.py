@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from calque.errors import InputError
 from calque.report.comparison import Comparison
 from calque.report.results import Results, read_results
 from calque.report.study import Judging, Study, make_study
-from calque.types import InputError
 
 DRAWN = runpy.run_path(str(Path(__file__).parents[1] / "drawn_results.py"))
 make_row, write_rows, draw_results = (

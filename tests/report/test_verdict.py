@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from statsmodels.stats.power import TTestPower
 
+from calque.report.bootstrap import ItemErrors
 from calque.report.comparison import Comparison
-from calque.report.item_bootstrap import ItemErrors
 from calque.report.statistics import Error, Spread
 from calque.report.verdict import count_verdicts, judge, name_category, say
 

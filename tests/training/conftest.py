@@ -79,8 +79,8 @@ def tiny_text(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """The demo's sentences as prepared bitext, one corpus a language."""
-    from calque.text.cleaning import CleaningRules
-    from calque.text.preparation import TextSource, prepare_corpora
+    from calque.io.cleaning import CleaningRules
+    from calque.tokens.prepare import TextSource, prepare_corpora
 
     files, folder = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("text")
     sources = []

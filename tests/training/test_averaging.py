@@ -14,8 +14,7 @@ from torch import nn
 from torch.optim import swa_utils
 from torch.optim.swa_utils import AveragedModel
 
-from calque.training.averaging import WeightAverage
-from calque.training.checkpoints import write_checkpoint
+from calque.training.checkpoints import WeightAverage, write_checkpoint
 from calque.training.recipe import Recipe
 
 MakeRecipe = Callable[..., Recipe]

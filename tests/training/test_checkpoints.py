@@ -22,19 +22,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
+from calque.errors import InputError
 from calque.training import checkpoints
 from calque.training.checkpoints import (
     average_weights,
     find_latest,
+    flatten_optimizer,
     folder_of,
     list_checkpoints,
     mark_best,
     read_best,
     read_training_state,
+    restore_optimizer,
     write_checkpoint,
 )
-from calque.training.optimizer_state import flatten_optimizer, restore_optimizer
-from calque.types import InputError
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]
 

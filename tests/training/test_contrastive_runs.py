@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from calque.errors import InputError
 from calque.training.loop import Interrupted, Trainer, train
 from calque.training.recipe import Recipe
-from calque.training.setup import make_accelerator
+from calque.training.start import make_accelerator
 from calque.training.telemetry import read_metrics
-from calque.types import InputError
 
 if TYPE_CHECKING:
     from calque.models.encoder import Encoder

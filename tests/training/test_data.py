@@ -11,22 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from calque.errors import InputError
+from calque.io.cleaning import CleaningRules
 from calque.objectives import Objective, ObjectiveSettings, build_objective
 from calque.objectives.base import Marks
 from calque.objectives.masked_lm import MaskedLM
-from calque.text.batching import BatchShape, assign_rows, fill_batches
-from calque.text.cleaning import CleaningRules
-from calque.text.preparation import PreparedCorpus, TextSource, prepare_corpora
-from calque.text.streams import BatchPlan, BatchStream, Place, load_batches
+from calque.tokens.prepare import PreparedCorpus, TextSource, prepare_corpora
+from calque.tokens.ragged import BatchShape, assign_rows, fill_batches
+from calque.tokens.streams import BatchPlan, BatchStream, Place, load_batches
 from calque.training.data import StreamPair, _plan, find_sources, open_stream
-from calque.training.recipe import (
-    DataSection,
-    Recipe,
-    SourceSection,
-    apply_override,
-    check_recipe,
-)
-from calque.types import InputError
+from calque.training.recipe import DataSection, Recipe, SourceSection, apply_override, check_recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

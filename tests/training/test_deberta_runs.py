@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
+from calque.errors import InputError
+from calque.io.cleaning import CleaningRules
 from calque.models.encoder import Encoder
-from calque.text.cleaning import CleaningRules
-from calque.text.preparation import TextSource, prepare_corpora
+from calque.tokens.prepare import TextSource, prepare_corpora
 from calque.training.loop import train
-from calque.training.model_start import build_encoder
 from calque.training.recipe import Recipe
+from calque.training.start import build_encoder
 from calque.training.step import TrainStep
-from calque.types import InputError
 
 LOOP = runpy.run_path(str(Path(__file__).with_name("test_loop.py")))
 MakeRecipe = Callable[..., Recipe]

@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
-from calque.text.tokenization import train_tokenizer
+from calque.tokens.tokenizer import train_tokenizer
 from calque.training.loop import Interrupted, Trainer, train
 from calque.training.recipe import Recipe, check_recipe
-from calque.training.setup import anchor_paths
+from calque.training.start import anchor_paths
 from calque.training.telemetry import read_metrics
-from calque.types import InputError
 
 MakeRecipe = Callable[..., Recipe]
 TrainInTwo = Callable[..., subprocess.CompletedProcess[str]]

@@ -20,17 +20,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from calque.cli import run as run_cli
+from calque.errors import InputError
+from calque.io.cleaning import CleaningRules
 from calque.models.encoder import Encoder
 from calque.objectives.masked_lm import MaskedLM
-from calque.text.cleaning import CleaningRules
-from calque.text.preparation import TextSource, prepare_corpora
+from calque.tokens.prepare import TextSource, prepare_corpora
 from calque.training import loop
 from calque.training.loop import Interrupted, Trainer, train
-from calque.training.model_start import build_encoder
 from calque.training.recipe import Recipe
-from calque.training.setup import open_text
+from calque.training.start import build_encoder, open_text
 from calque.training.telemetry import read_metrics
-from calque.types import InputError, LossTerms
+from calque.types import LossTerms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

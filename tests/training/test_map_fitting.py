@@ -18,14 +18,14 @@ from safetensors.torch import load_file
 
 import calque
 from calque.cli import run
-from calque.models.maps import load_maps
-from calque.text.streams import Place, load_batches
-from calque.training import map_fitting
+from calque.errors import InputError
+from calque.models.language_maps import load_maps
+from calque.tokens.streams import Place, load_batches
+from calque.training import closed_form as map_fitting
+from calque.training.closed_form import MapFit, OnePass, fit_maps, is_closed_form
 from calque.training.loop import Interrupted, Trainer, train
-from calque.training.map_fitting import MapFit, OnePass, fit_maps, is_closed_form
 from calque.training.recipe import Recipe
 from calque.training.telemetry import read_metrics
-from calque.types import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -51,8 +51,8 @@ def linked_text(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """German in two corpora, one of them the other way round, and French; words in order linked."""
-    from calque.text.cleaning import CleaningRules
-    from calque.text.preparation import TextSource, prepare_corpora
+    from calque.io.cleaning import CleaningRules
+    from calque.tokens.prepare import TextSource, prepare_corpora
 
     files, folder = tmp_path_factory.mktemp("linked"), tmp_path_factory.mktemp("text")
     sources = []
@@ -144,7 +144,7 @@ def read_all_links(folder: Path, text: Path, layer: int, language: str) -> tuple
     """English and other words of all linked training pairs, one sentence at a time."""
     from transformers import AutoModelForMaskedLM
 
-    from calque.text.linked_bitext import unpack_links
+    from calque.tokens.linked import unpack_links
 
     model = AutoModelForMaskedLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
     recipe = Recipe.model_validate(_read_yaml(folder / "recipe.yaml"))
@@ -275,8 +275,8 @@ def test_what_cannot_be_solved_is_refused(
 def test_a_language_without_links_is_named(
     recipe: MakeRecipe, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    from calque.text.cleaning import CleaningRules
-    from calque.text.preparation import TextSource, prepare_corpora
+    from calque.io.cleaning import CleaningRules
+    from calque.tokens.prepare import TextSource, prepare_corpora
 
     sources = []
     for language, links in (("de", "0-0 1-1\n"), ("fr", "\n")):

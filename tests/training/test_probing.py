@@ -13,15 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from calque.errors import InputError
 from calque.models.encoder import Encoder
+from calque.training.gap_probe import RunProbe, make_figures
 from calque.training.loop import Interrupted, Trainer, train
-from calque.training.model_start import build_encoder
-from calque.training.probe_settings import ProbeSection, anchor_probe
-from calque.training.probing import RunProbe, make_figures
-from calque.training.recipe import Recipe, check_recipe
-from calque.training.setup import anchor_paths, open_text
+from calque.training.recipe import ProbeSection, Recipe, anchor_probe, check_recipe
+from calque.training.start import anchor_paths, build_encoder, open_text
 from calque.training.telemetry import read_metrics
-from calque.types import InputError
 
 MakeRecipe = Callable[..., Recipe]
 TrainInTwo = Callable[..., subprocess.CompletedProcess[str]]

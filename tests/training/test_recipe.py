@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from calque.errors import InputError
 from calque.training.recipe import (
     Recipe,
     apply_override,
@@ -17,7 +18,6 @@ from calque.training.recipe import (
     find_recipe,
     load_recipe,
 )
-from calque.types import InputError
 
 BUNDLED = sorted(bundled_recipes())
 

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from calque.training.recipe import Recipe
-from calque.training.schedule import rate_factor, set_rate
+from calque.training.step import rate_factor, set_rate
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(4, 20), (0, 7), (6, 7), (1, 2)])

@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.models.seq2seq import Seq2Seq
 from calque.training.loop import Interrupted, Trainer, train
 from calque.training.recipe import Recipe
-from calque.training.setup import prepare_text
+from calque.training.start import prepare_text
 from calque.training.telemetry import read_metrics
-from calque.types import InputError
 
 MakeRecipe = Callable[..., Recipe]
 

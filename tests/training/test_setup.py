@@ -12,23 +12,23 @@ import pytest
 import torch
 from tests.toy_tokenizers import sentence_piece
 
+from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
-from calque.text.tokenization import encode_sentences, load_tokenizer
-from calque.tools.embedder import embed_sentences
+from calque.sentences.embed import embed_sentences
+from calque.tokens.tokenizer import encode_sentences, load_tokenizer
+from calque.training.distributed import main_process_first
 from calque.training.loop import Trainer, train
-from calque.training.model_start import build_encoder
-from calque.training.processes import main_process_first
 from calque.training.recipe import Recipe
-from calque.training.setup import (
+from calque.training.start import (
     anchor_paths,
+    build_encoder,
     describe_cleaning,
     find_tokenizer,
     make_accelerator,
     open_text,
     prepare_text,
 )
-from calque.types import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -339,7 +339,7 @@ def test_a_process_whose_main_one_has_stopped_says_so_in_a_line(
         raise RuntimeError("Connection closed by peer [127.0.0.1]:30593.")
 
     state = SimpleNamespace(num_processes=2, is_main_process=False)
-    monkeypatch.setattr("calque.training.processes.join_processes", lambda: state)
+    monkeypatch.setattr("calque.training.distributed.join_processes", lambda: state)
     monkeypatch.setattr(torch.distributed, "new_group", lambda **options: None)
     monkeypatch.setattr(torch.distributed, "barrier", end)
     with pytest.raises(InputError, match="another process has stopped"), main_process_first():

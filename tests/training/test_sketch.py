@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from calque.cli import run
+from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.models.veco import Veco
 from calque.training.loop import Trainer
 from calque.training.recipe import Recipe
-from calque.training.setup import prepare_text
-from calque.training.sketch import _sketch_step, check_freezing
-from calque.types import InputError
+from calque.training.start import _sketch_step, check_freezing, prepare_text
 
 MakeRecipe = Callable[..., Recipe]
 CA_MLM = "objectives=[{kind: cross_attention_lm, batch_tokens: 512}]"

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.objectives.base import Objective
 from calque.training.recipe import Recipe
 from calque.training.step import TrainStep, build_optimizer, freeze, name_objectives
-from calque.types import InputError, LossTerms
+from calque.types import LossTerms
 
 MakeRecipe = Callable[..., Recipe]
 

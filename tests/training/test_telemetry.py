@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from calque.errors import InputError, MissingExtra
 from calque.training import telemetry
 from calque.training.telemetry import (
     JsonLines,
@@ -21,7 +22,6 @@ from calque.training.telemetry import (
     plot_losses,
     read_metrics,
 )
-from calque.types import InputError, MissingExtra
 
 
 class Clock:

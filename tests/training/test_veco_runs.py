@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
+from calque.errors import InputError
+from calque.io.cleaning import CleaningRules
 from calque.models.encoder import Encoder
 from calque.models.veco import Veco
-from calque.text.cleaning import CleaningRules
-from calque.text.preparation import TextSource, prepare_corpora
+from calque.tokens.prepare import TextSource, prepare_corpora
 from calque.training.loop import Interrupted, Trainer, train
 from calque.training.recipe import Recipe
 from calque.training.step import TrainStep
 from calque.training.telemetry import read_metrics
-from calque.types import InputError
 
 PLUG = ".crossattention."
 OBJECTIVES = (
@@ -194,7 +194,7 @@ def test_lines_of_text_are_paired_with_the_line_before(
     demo_rows: list[tuple[str, str, str]],
     tmp_path: Path,
 ) -> None:
-    from calque.text.tokenization import encode_sentences
+    from calque.tokens.tokenizer import encode_sentences
 
     lines = list(dict.fromkeys(text for code, _, text in demo_rows if code == "de"))
     (tmp_path / "de.txt").write_text("".join(f"{line}\n" for line in lines), "utf-8")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from calque.training.watch import Diverged, StopRequest, Watch
+from calque.training.step import Diverged, StopRequest, Watch
 
 GOOD = torch.tensor(1.5)
 

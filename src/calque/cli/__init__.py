@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from calque.types import InputError
+from calque.errors import InputError
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def run(arguments: list[str] | None = None) -> int:
         _silence_stdout()
         code = 1
     except OSError as error:
-        from calque.text.files import DISK_FULL
+        from calque.io.files import DISK_FULL
 
         if error.errno not in DISK_FULL:
             raise

@@ -1,26 +1,33 @@
-"""What `calque align` reads, checks and scores against."""
+"""Notices a bitext whose sides come in another order than those of the text beside it.
+
+Aligners that learn from a bitext before they align: statistical, hybrid, adapted.
+
+Which word aligner `calque align` was asked for, ready to work.
+
+What `calque align` reads, checks and scores against.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import sys
+import tempfile
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from calque.text.bitext import Format, read_bitext
-from calque.text.files import (
-    SkippedLines,
-    check_list,
-    open_list,
-    scan_lines,
-    shown,
-    write_atomically,
-)
-from calque.text.links import GoldLinks, read_gold
-from calque.tools.link_writer import (
+from calque.cli.options import LEARNERS, METHODS, AlignerOptions
+from calque.errors import InputError, MissingExtra
+from calque.io.bitext import Format, read_bitext
+from calque.io.files import SkippedLines, check_list, open_list, scan_lines, shown, write_atomically
+from calque.io.links import GoldLinks, read_gold
+from calque.io.outputs import Settings, Shard, read_settings, working_folder
+from calque.types import SentencePair
+from calque.word_alignment.file_job import (
     LinkLayout,
     LinkSink,
     LinkStream,
@@ -28,12 +35,260 @@ from calque.tools.link_writer import (
     open_sink,
     read_in_step,
 )
-from calque.tools.resumable_file import Settings, read_settings, working_folder
-from calque.tools.shards import Shard
-from calque.types import InputError, SentencePair
 
 if TYPE_CHECKING:
-    from calque.tools.aligning import AlignedBlock, WordPair
+    from calque.evaluation.tasks.alignment_error import LayeredAligner
+    from calque.word_alignment.protocol import AlignedBlock, Aligner, WordPair
+    from calque.word_alignment.statistical import StatisticalAligner
+
+    ReadPairs = Callable[[], Iterator[WordPair]]
+
+MARGIN = 2  # so many times as many words on the other side as on their own
+
+
+class SideCheck:
+    """Passes pairs of words on, and counts on which side of the bitext the text's words stand."""
+
+    def __init__(self) -> None:
+        self._words: tuple[set[str], set[str]] = set(), set()
+        self.n_straight, self.n_crossed = 0, 0
+
+    @property
+    def is_crossed(self) -> bool:
+        """Whether the sides of the bitext seem to be the other way round."""
+        return self.n_crossed > MARGIN * self.n_straight
+
+    def pass_text(self, pairs: Iterable[WordPair]) -> Iterator[WordPair]:
+        """Take note of the words of either side; words of both sides tell nothing."""
+        for pair in pairs:
+            for known, words in zip(self._words, pair, strict=True):
+                known.update(words)
+            yield pair
+
+    def pass_bitext(self, pairs: Iterable[WordPair]) -> Iterator[WordPair]:
+        """Count the words that stand where the text has them, and on the other side."""
+        first, second = self._words[0] - self._words[1], self._words[1] - self._words[0]
+        for pair in pairs:
+            src, tgt = map(frozenset, pair)
+            self.n_straight += len(first & src) + len(second & tgt)
+            self.n_crossed += len(first & tgt) + len(second & src)
+            yield pair
+
+
+STATISTICAL = ("eflomal", "fast-align")
+
+
+def get_statistical(
+    options: AlignerOptions, read_pairs: ReadPairs, read_bitext: ReadPairs
+) -> StatisticalAligner:
+    """Load the statistical aligner, or train it on the pairs and the bitext beside them."""
+    from calque.cli.console import show_phases
+    from calque.word_alignment.statistical import StatisticalAligner
+
+    if options.load is not None:
+        model = StatisticalAligner.load(options.load)
+        if options.aligner in STATISTICAL and model.kind != options.aligner:
+            fix = f"give --aligner {model.kind}"
+            raise InputError(f"a model of {model.kind}", file=options.load, fix=fix)
+        return model
+    kind: Any = options.aligner if options.aligner in STATISTICAL else choose_library()
+    symmetrize = options.symmetrize or "grow-diag-final-and"
+    check = SideCheck()
+    pairs = chain(check.pass_text(read_pairs()), check.pass_bitext(read_bitext()))
+    with show_phases(kind) as on_phase:
+        model = StatisticalAligner.train(pairs, kind, symmetrize=symmetrize, on_phase=on_phase)
+    if check.is_crossed:
+        fix = "add --reverse-bitext, or drop it"
+        print(f"warning: --bitext has its sides the other way round ({fix})", file=sys.stderr)
+    if options.save is not None:
+        model.save(options.save)
+        print(f"{options.save}: {kind} trained on {model.n_pairs:,} pairs", file=sys.stderr)
+    return model
+
+
+def make_statistical(options: AlignerOptions, model: StatisticalAligner) -> Aligner:
+    """Give what aligns: the model itself, or its links of the text it was trained on."""
+    from calque.word_alignment.statistical import TrainingText
+
+    return model if options.load is not None else TrainingText(model)
+
+
+def choose_library() -> str:
+    """Prefer eflomal, whose links are better, where it is installed."""
+    from calque.word_alignment.statistical import import_eflomal, import_systran_align
+
+    try:
+        import_eflomal()
+    except MissingExtra:
+        import_systran_align()
+        hint = "pip install 'calque[eflomal]' gives better links"
+        print(f"eflomal is not installed: fast-align stands in for it ({hint})", file=sys.stderr)
+        return "fast-align"
+    return "eflomal"
+
+
+@contextmanager
+def adapt(options: AlignerOptions, encoder: Any, pairs: ReadPairs) -> Iterator[Any]:
+    """Give the encoder after a short training on the pairs, or as it is if none is asked for."""
+    from calque.api import load
+    from calque.word_alignment.adapt import Adaptation
+
+    if not options.adapt:
+        yield encoder
+        return
+    with tempfile.TemporaryDirectory(prefix="calque-adapt-") as folder:
+        job = Adaptation(options.save_model or Path(folder), options.adapt_steps)
+        found = job.train(encoder, pairs(), lambda text: print(text, file=sys.stderr))
+        if options.save_model is not None:
+            print(f"{found}: the adapted model", file=sys.stderr)
+        yield load(found, options.device)
+
+
+# A GPU needs more pairs to fill its batches, and loses less time to a kill.
+BLOCK_PAIRS = {"cpu": 2048, "cuda": 16384}
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenAligner:
+    """An aligner, how tables call it, and the size of its blocks.
+
+    `settings` tell what its links depend on, for runs that are gone on with.
+    """
+
+    aligner: Aligner
+    name: str
+    block_pairs: int
+    settings: Callable[[], Settings]
+
+
+@contextmanager
+def choose_aligner(
+    options: AlignerOptions, read_pairs: ReadPairs, read_bitext: ReadPairs = lambda: iter(())
+) -> Iterator[ChosenAligner]:
+    """Make the aligner asked for; one that learns from the text reads the pairs first."""
+    statistical = None
+    if options.aligner in LEARNERS:
+        statistical = get_statistical(options, read_pairs, read_bitext)
+        if options.aligner != "hybrid":
+            found = make_statistical(options, statistical)
+            yield ChosenAligner(found, options.aligner, BLOCK_PAIRS["cuda"], _settings(options))
+            return
+
+    def read_all() -> Iterator[WordPair]:
+        return chain(read_pairs(), read_bitext())
+
+    with adapt(options, _load(options), read_all) as encoder:
+        aligner: Aligner
+        if statistical is None:
+            aligner = _make_neural(encoder, options.method, options)
+        else:
+            aligner = _make_hybrid(encoder, statistical, options)
+        kind = next(encoder.parameters()).device.type
+        block_pairs = BLOCK_PAIRS.get(kind, BLOCK_PAIRS["cpu"])
+        name = _describe(aligner, options)
+        yield ChosenAligner(aligner, name, block_pairs, _settings(options, encoder))
+
+
+def _settings(options: AlignerOptions, encoder: Any = None) -> Callable[[], Settings]:
+    """Give what the links of an aligner depend on."""
+
+    def settings() -> Settings:
+        found: dict[str, Any] = {
+            "calque": _version(),
+            "aligner": options.aligner,
+            "method": options.method,
+            "layer": options.layer,
+            "encode": options.encode,
+            "batch_tokens": options.batch_tokens,
+            "symmetrize": options.symmetrize,
+        }
+        if options.map_from is not None:
+            found["map_from"] = list(options.map_from)
+        if options.maps not in (None, "beside"):
+            place = Path(str(options.maps))
+            found["maps"] = fingerprint(place if place.is_dir() else place.parent)
+        if options.load is not None:
+            found["statistics"] = fingerprint(options.load)
+        if encoder is not None:
+            kind = next(encoder.parameters()).device.type
+            found |= {"model": fingerprint(encoder.folder), "device": kind}
+        return found
+
+    return settings
+
+
+def choose_sweep(options: AlignerOptions) -> tuple[Mapping[str, LayeredAligner], list[int]]:
+    """Make the aligners of a sweep, by method, and list the layers they are to be tried at."""
+    encoder = _load(options)
+    methods = METHODS if options.method is None else (options.method,)
+    layers = range(encoder.n_layers + 1) if options.layer is None else [options.layer]
+    numbers = [encoder.check_layer(layer) for layer in layers]
+    return {method: _make_neural(encoder, method, options) for method in methods}, numbers
+
+
+def check_sweep(options: AlignerOptions) -> None:
+    """Refuse a sweep of what has no layers, or would have to be trained for each."""
+    if options.aligner != "neural" or options.adapt:
+        raise InputError("--sweep tries the layers of an encoder", fix="use --aligner neural")
+
+
+def fingerprint(folder: Path) -> str:
+    """Tell models apart by what is in their files."""
+    total = hashlib.blake2b(digest_size=16)
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        with open(path, "rb") as stream:
+            digest = hashlib.file_digest(stream, "blake2b")
+        total.update(path.name.encode() + b"\0" + digest.digest())
+    return total.hexdigest()
+
+
+def _load(options: AlignerOptions) -> Any:
+    from calque.api import load
+
+    maps = None if options.map_from is None else options.maps or True
+    return load(options.model, options.device, maps=maps)
+
+
+def _make_neural(encoder: Any, method: str | None, options: AlignerOptions) -> LayeredAligner:
+    from calque.word_alignment.neural import WordAligner
+
+    aligner = WordAligner(
+        encoder,
+        method=cast(Any, method),
+        layer=options.layer,
+        encode=cast(Any, options.encode),
+        map_from=options.map_from,
+        batch_tokens=options.batch_tokens,
+    )
+    return cast("LayeredAligner", aligner)
+
+
+def _make_hybrid(encoder: Any, statistical: Any, options: AlignerOptions) -> Aligner:
+    from calque.word_alignment.hybrid import HybridAligner, make_words
+
+    words = make_words(
+        encoder,
+        method=cast(Any, options.method),
+        layer=options.layer,
+        encode=cast(Any, options.encode),
+        batch_tokens=options.batch_tokens,
+    )
+    return HybridAligner(words, statistical, own_text=options.load is None)
+
+
+def _describe(aligner: object, options: AlignerOptions) -> str:
+    """Name an aligner by what it is and, where it says so, how and at which layer it works."""
+    found = [options.aligner, getattr(aligner, "method", None)]
+    layer = getattr(aligner, "layer", None)
+    return " ".join(
+        [*map(str, filter(None, found)), *([] if layer is None else [f"layer {layer}"])]
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("calque")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +404,7 @@ class AlignJob:
 
     def read_gold(self, n_pairs: int | None) -> GoldLinks | None:
         """Read the gold links, if any; there must be as many lines as pairs, if that is known."""
-        from calque.tasks.word_alignment import check_gold
+        from calque.evaluation.tasks.alignment_error import check_gold
 
         if self.gold is None:
             return None
@@ -190,13 +445,13 @@ class GoldTally:
     """Compares links with the gold while they are made."""
 
     def __init__(self, gold: GoldLinks) -> None:
-        from calque.tasks.metrics import LinkCounts
+        from calque.evaluation.metrics import LinkCounts
 
         self.gold, self.counts, self.n_pairs = gold, LinkCounts(), 0
 
     def __call__(self, first: int, words: list[WordPair], aligned: AlignedBlock) -> None:
         """Take the links of a block that begins with pair `first`."""
-        from calque.tasks.metrics import count_links
+        from calque.evaluation.metrics import count_links
 
         self.n_pairs = first + len(words)
         if self.n_pairs > self.gold.n_pairs:
@@ -207,7 +462,7 @@ class GoldTally:
 
     def check(self) -> GoldTally:
         """Refuse gold links of more or fewer pairs than there were."""
-        from calque.tasks.word_alignment import check_gold
+        from calque.evaluation.tasks.alignment_error import check_gold
 
         check_gold(self.gold, self.n_pairs, "the input")
         return self

@@ -7,27 +7,12 @@ from typing import Annotated
 
 import typer
 
-from calque.cli.align import align
-from calque.cli.attention import attention
-from calque.cli.clean import clean
-from calque.cli.compare import compare
-from calque.cli.data import data
-from calque.cli.demo import demo
-from calque.cli.embed import embed
-from calque.cli.evaluate import evaluate
-from calque.cli.extract import extract
-from calque.cli.gap import gap
-from calque.cli.grow import grow
-from calque.cli.lexicon import lexicon
-from calque.cli.links import links
-from calque.cli.map import map_vectors
-from calque.cli.mine import mine
-from calque.cli.models import models
-from calque.cli.neutralize import neutralize
-from calque.cli.prepare import prepare
-from calque.cli.recipes import recipes
-from calque.cli.train import train
-from calque.cli.translate import translate
+from calque.cli.alignment_commands import align, attention, demo, links
+from calque.cli.evaluation_commands import compare, data, evaluate
+from calque.cli.sentence_commands import clean, embed, mine, neutralize
+from calque.cli.training_commands import gap, grow, models, prepare, recipes, train
+from calque.cli.translation_commands import translate
+from calque.cli.vector_commands import extract, lexicon, map_vectors
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "align": align,

@@ -8,21 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calque.tasks.machine_translation import load_metrics
-from calque.text.files import (
-    SkippedLines,
-    check_list,
-    open_list,
-    read_lines,
-    refuse,
-    scan_lines,
-)
-from calque.tools.link_writer import check_output, open_sink
-from calque.tools.resumable_file import read_settings, working_folder
-from calque.types import InputError
+from calque.errors import InputError
+from calque.evaluation.tasks.machine_translation import load_metrics
+from calque.io.files import SkippedLines, check_list, open_list, read_lines, refuse, scan_lines
+from calque.io.outputs import read_settings, working_folder
+from calque.word_alignment.file_job import check_output, open_sink
 
 if TYPE_CHECKING:
-    from calque.tools.translator import TranslateReport, Translator
+    from calque.translation.translate import TranslateReport, Translator
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +96,8 @@ class TranslateJob:
         self, translator: Translator, n_lines: int | None
     ) -> tuple[TranslateReport, int, int, list[str]]:
         """Translate; also give the lines there were before, those skipped, and what is scored."""
-        from calque.cli.progress import show_progress
-        from calque.tools.translator import write_translations
+        from calque.cli.console import show_progress
+        from calque.translation.translate import write_translations
 
         kept: list[str] = []
         with ExitStack() as stack:
@@ -128,7 +121,7 @@ class TranslateJob:
     def _settings(self, translator: Translator, n_lines: int | None) -> dict[str, Any]:
         """Give what the bytes of the output depend on."""
         from calque import __version__
-        from calque.cli.aligners import fingerprint
+        from calque.cli.align_job import fingerprint
 
         if self.target is None:
             return {"pairs": None}

@@ -1,1 +1,1 @@
-"""Everything with weights."""
+"""Everything with weights: encoders, heads, loading and saving."""

@@ -1,13 +1,21 @@
-"""Self-attention over sequences laid end to end, for every encoder of the BERT kind.
+"""From rows laid end to end to padded tables, for what compares the tokens of a sequence.
+
+Self-attention over sequences laid end to end, for every encoder of the BERT kind.
 
 Three ways: inside short rows that several sequences share (training), by the variable-length
 flash kernel (CUDA, half precision), or padded to the longest of the batch for the attention
 alone. All other layers run on the flat tokens, without padding between sequences.
+
+Attention of a decoder over packed sequences: to what came before, and to another sequence.
+
+As in `models.attention`, all other layers run on flat tokens. Sequences share rows only where the
+batches are laid out for it: sequence k of the one must find sequence k of the other in its row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +28,23 @@ if TYPE_CHECKING:
     from calque.types import TokenBatch
 
     Attend = Callable[[Tensor, Tensor, Tensor, float, float, int | None], Tensor]
+
+
+def spread_rows(
+    rows: Float[Tensor, "rows size"], cells: Int[Tensor, "rows"], shape: torch.Size
+) -> Float[Tensor, "sentences words size"]:
+    """Copy rows to their cells of a padded table of zeros; one cell beyond its end is dropped.
+
+    Every cell has one row at most, so that the gradient is a plain copy back.
+
+    >>> import torch
+    >>> spread_rows(torch.tensor([[5.0], [7.0]]), torch.tensor([2, 4]), torch.Size([2, 2])).tolist()
+    [[[0.0], [0.0]], [[5.0], [0.0]]]
+    """
+    n_cells = shape[0] * shape[1]
+    table = rows.new_zeros(n_cells + 1, rows.shape[1]).index_copy(0, cells, rows)
+    return table[:-1].view(*shape, -1)
+
 
 NAME = "calque"
 # Rows up to this long attend as small dense matrices, longer ones through the flash kernel.
@@ -220,3 +245,64 @@ def _add_window(
     steps = torch.arange(longest, device=device)
     near = ((steps[:, None] - steps).abs() <= window)[None, None]
     return near if mask is None else mask & near
+
+
+# What the flash kernel takes for "all that came before" and for "everything".
+BEFORE, ALL = (-1, 0), (-1, -1)
+
+
+def plan_causal(batch: TokenBatch, dtype: torch.dtype) -> Attend:
+    """Let every token attend to its sequence up to itself; rows are not known here."""
+    assert batch.row == 0
+    return _plan(batch, batch, dtype, causal=True)
+
+
+def plan_cross(queries: TokenBatch, keys: TokenBatch, dtype: torch.dtype) -> Attend:
+    """Let the tokens of sequence k attend to sequence k of another batch.
+
+    Both batches have the same sequences empty. In rows, both have each sequence in the same row.
+    """
+    if 0 < queries.row <= LONGEST_ROW and queries.row == keys.row:
+        return plan_rows(queries, keys)
+    return _plan(queries, keys, dtype, causal=False)
+
+
+def _plan(queries: TokenBatch, keys: TokenBatch, dtype: torch.dtype, *, causal: bool) -> Attend:
+    assert queries.row == keys.row, "rows change the order of sequences"
+    if queries.ids.is_cuda and dtype in (torch.bfloat16, torch.float16):
+        return _flash_attention(queries, keys, causal=causal)
+    return _padded_attention_pair_attention(queries, keys, causal=causal)
+
+
+def _flash_attention(queries: TokenBatch, keys: TokenBatch, *, causal: bool) -> Attend:
+    padded = partial(_padded_attention_pair_attention, queries, keys, causal=causal)
+    return plan_flash(queries, keys, padded, reach=BEFORE if causal else ALL)
+
+
+def _padded_attention_pair_attention(
+    queries: TokenBatch, keys: TokenBatch, *, causal: bool
+) -> Attend:
+    slots, valid = pad_slots(queries.offsets, queries.longest)
+    key_slots, seen = pad_slots(keys.offsets, keys.longest)
+    mask = seen[:, None, None, :]
+    if causal:
+        n_steps = slots.shape[1]
+        earlier = torch.ones(n_steps, n_steps, dtype=torch.bool, device=slots.device).tril()
+        mask = mask & earlier
+
+    def attend(
+        query: Float[Tensor, "tokens heads size"],
+        key: Float[Tensor, "others heads size"],
+        value: Float[Tensor, "others heads size"],
+        dropout: float,
+        scale: float,
+        window: int | None,
+    ) -> Float[Tensor, "tokens heads size"]:
+        q = query[slots].transpose(1, 2)
+        k, v = (states[key_slots].transpose(1, 2) for states in (key, value))
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale
+        )
+        return mixed.transpose(1, 2)[valid]
+
+    return attend

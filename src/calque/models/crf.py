@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from calque.text.spans import OUTSIDE
+from calque.io.conllu import OUTSIDE
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
+
 
 # Low enough that no sequence takes it, high enough to be added up in single precision.
 FORBIDDEN = -1e4

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from calque.models.attention import find_same, pad_slots
-from calque.models.padding import spread_rows
+from calque.models.attention import find_same, pad_slots, spread_rows
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
+from calque.errors import InputError
 from calque.models.attention import plan_attention, register
 from calque.models.families import family_of, run_fused_layer, run_layer
+from calque.models.language_maps import LanguageMaps
 from calque.models.loading import count_positions, load_checkpoint, save_checkpoint
-from calque.models.maps import LanguageMaps
-from calque.models.neutral import NeutralSpace, load_neutral_space
-from calque.types import InputError
+from calque.models.neutral_space import NeutralSpace, load_neutral_space
 
 if TYPE_CHECKING:
     from jaxtyping import Float

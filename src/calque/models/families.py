@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from calque.errors import InputError
 from calque.models.deberta import run_deberta
-from calque.types import InputError
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from calque.errors import InputError, first_line
 from calque.models import attention
 from calque.models.families import Family, family_of
-from calque.text.tokenization import load_tokenizer
-from calque.types import InputError, first_line
+from calque.tokens.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
 
 EMBEDDED = "calque-mini"
 # What Hugging Face calls a layer's cross-attention.

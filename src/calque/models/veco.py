@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 from torch import nn
 
+from calque.errors import InputError
 from calque.models import attention
-from calque.models.attention import plan_attention
+from calque.models.attention import plan_attention, plan_cross
 from calque.models.encoder import Encoder, working_dtype
 from calque.models.families import family_of, run_fused_cross_layer, run_layer
 from calque.models.loading import (
@@ -26,8 +27,6 @@ from calque.models.loading import (
     load_checkpoint,
     save_checkpoint,
 )
-from calque.models.pair_attention import plan_cross
-from calque.types import InputError
 
 if TYPE_CHECKING:
     from jaxtyping import Float

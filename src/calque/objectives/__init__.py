@@ -10,12 +10,14 @@ from calque.objectives.contrastive import (
     WordContrastiveSettings,
 )
 from calque.objectives.cross_attention_lm import CrossAttentionLM, CrossAttentionLMSettings
-from calque.objectives.denoising_alignment import (
-    DenoisingAlignment,
-    DenoisingAlignmentSettings,
-)
-from calque.objectives.denoising_seq2seq import DenoisingSeq2Seq, DenoisingSeq2SeqSettings
+from calque.objectives.denoising_alignment import DenoisingAlignment, DenoisingAlignmentSettings
 from calque.objectives.distillation import Distillation, DistillationSettings
+from calque.objectives.generation import (
+    DenoisingSeq2Seq,
+    DenoisingSeq2SeqSettings,
+    Translation,
+    TranslationSettings,
+)
 from calque.objectives.linear_map import LinearMap, LinearMapSettings
 from calque.objectives.linked_words import LinkedWords, LinkedWordsSettings
 from calque.objectives.masked_lm import (
@@ -26,7 +28,6 @@ from calque.objectives.masked_lm import (
 )
 from calque.objectives.regression import L2Settings, Regression
 from calque.objectives.static_target import StaticTarget, StaticTargetSettings
-from calque.objectives.translation import Translation, TranslationSettings
 
 AnySettings = (
     MaskedLMSettings

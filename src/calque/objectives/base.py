@@ -1,34 +1,39 @@
-"""What every objective is: settings, a collator that builds its batches, and a loss."""
+"""What every objective is: settings, a collator that builds its batches, and a loss.
+
+Sentence pairs laid out for an encoder that reads each sentence alone.
+
+Rows of all processes of a run as one batch, with gradients that find their way back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-)
-from torch import nn
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from torch import Tensor, distributed, nn
+from torch.nn import functional as F
 
-from calque.text.batching import BatchShape
-from calque.text.tokenization import special_ids
+from calque.tokens.ragged import BatchShape, Ragged, add_marks, pack
+from calque.tokens.tokenizer import special_ids
+from calque.types import TokenBatch
 
 if TYPE_CHECKING:
-    import torch
+    import numpy.typing as npt
+    from _typeshed import DataclassInstance
+    from jaxtyping import Float
     from transformers import PreTrainedTokenizerFast
 
     from calque.models.encoder import Encoder
-    from calque.text.batching import Ragged
     from calque.types import LossTerms
 
     Collate = Callable[[tuple[Ragged, ...], torch.Generator], Any]
+    IntArray = npt.NDArray[np.int64]
 
 
 class ObjectiveSettings(BaseModel):
@@ -167,10 +172,144 @@ class Objective(nn.Module):
 
 def _id(value: int | None) -> int:
     if value is None:
-        from calque.types import InputError
+        from calque.errors import InputError
 
         raise InputError(
             "the tokenizer lacks a first, last, padding or mask token",
             fix="use the tokenizer of a masked language model",
         )
     return value
+
+
+RecordT = TypeVar("RecordT", bound="DataclassInstance")
+
+FIELDS = ("ids", "lengths")
+# An odd number without structure: equal sequences have equal hashes, others hardly ever.
+HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOfArrays:
+    """A record of arrays that travels to a device as one."""
+
+    def pin_memory(self) -> Self:
+        """Move the arrays to page-locked memory, from which copies to a GPU do not wait."""
+        return _map_arrays(self, lambda array: array.pin_memory())
+
+    def to(self, device: torch.device | str) -> Self:
+        """Copy the arrays to a device, without waiting for the copy."""
+        return _map_arrays(self, lambda array: array.to(device, non_blocking=True))
+
+
+def _map_arrays(record: RecordT, act: Callable[[Tensor], Tensor]) -> RecordT:
+    """Do something to every array of a record and of the records in it."""
+    changed: dict[str, Any] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, Tensor):
+            changed[field.name] = act(value)
+        elif is_dataclass(value) and not isinstance(value, type):
+            changed[field.name] = _map_arrays(value, act)
+    return replace(record, **changed)
+
+
+def lay_apart(
+    sides: tuple[Ragged, ...], marks: Marks, shape: BatchShape | None, *, own_marks: bool = True
+) -> tuple[TokenBatch, IntArray]:
+    """Pack both sentences of every pair as sequences of their own, sources before targets.
+
+    Also give the sentence of every token: the number of its pair, for targets plus the number of
+    pairs. Padding is of none, twice the number of pairs; so are marks unless they are owned. One
+    side alone is packed likewise.
+    """
+    text = Ragged(*(np.concatenate([getattr(side, name) for side in sides]) for name in FIELDS))
+    nobody = len(text.lengths)
+    tokens = pack(add_marks(text, marks.first, marks.last), shape=shape, pad_id=marks.pad)
+    numbers = np.arange(nobody)
+    if own_marks:
+        lengths = text.lengths + 2
+        owned = Ragged(np.repeat(numbers, lengths), lengths)
+    else:
+        owned = Ragged(np.repeat(numbers, text.lengths), text.lengths)
+        owned = add_marks(owned, nobody, nobody)
+    return tokens, pack(owned, shape=shape, pad_id=nobody).ids.numpy()
+
+
+def hash_sequences(ids: IntArray, lengths: IntArray) -> IntArray:
+    """Give equal numbers to equal sequences; none of them may be empty.
+
+    >>> a, b, c = hash_sequences(np.array([7, 8, 8, 7, 7, 8]), np.array([2, 2, 2])).tolist()
+    >>> a == c, a == b
+    (True, False)
+    """
+    starts = np.cumsum(lengths) - lengths
+    places = np.arange(len(ids)) - np.repeat(starts, lengths)
+    with np.errstate(over="ignore"):
+        powers = np.cumprod(np.full(int(lengths.max(initial=1)), HASH_BASE))
+        mixed = (ids.astype(np.uint64) + np.uint64(1)) * powers[places]
+        sums = np.add.reduceat(mixed, starts) if len(lengths) else mixed
+        return sums.view(np.int64)
+
+
+def n_processes() -> int:
+    """Count the processes that train together."""
+    return distributed.get_world_size() if _is_shared() else 1
+
+
+def process_number() -> int:
+    """Give the number of this process."""
+    return distributed.get_rank() if _is_shared() else 0
+
+
+def total_over_processes(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """Sum a number over the processes, without gradient."""
+    total = value.detach().clone()
+    if n_processes() > 1:
+        distributed.all_reduce(total)
+    return total
+
+
+def gather_rows(*columns: Tensor) -> tuple[Tensor, ...]:
+    """Put rows of all processes under one another, in the order of the processes.
+
+    All columns of a process have as many rows; processes may have different numbers, and zeros
+    fill them up to the most. Gradients of the rows come back summed over the processes.
+    """
+    return columns if n_processes() == 1 else _gather_columns(columns)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _gather_columns(columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    most = torch.tensor(len(columns[0]), device=columns[0].device)
+    distributed.all_reduce(most, distributed.ReduceOp.MAX)
+    n_missing = int(most) - len(columns[0])
+    return tuple(_Gathered.apply(_fill(one, n_missing)) for one in columns)  # type: ignore[no-untyped-call]
+
+
+class _Gathered(torch.autograd.Function):
+    """Rows of all processes; what each of them wants changed is summed on the way back.
+
+    PyTorch's own differentiable gathering is deprecated.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        parts = [torch.empty_like(rows) for _ in range(n_processes())]
+        distributed.all_gather(parts, rows)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.contiguous().clone()
+        distributed.all_reduce(total)
+        n_rows = len(total) // n_processes()
+        return total[process_number() * n_rows :][:n_rows]
+
+
+def _fill(rows: Tensor, n_missing: int) -> Tensor:
+    filled = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, n_missing)) if n_missing else rows
+    return filled.contiguous()
+
+
+def _is_shared() -> bool:
+    return distributed.is_available() and distributed.is_initialized()

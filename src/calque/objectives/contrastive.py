@@ -1,23 +1,37 @@
-"""Contrastive alignment: translations closer to each other than to anything else in the batch.
+"""A queue of earlier features: more negatives than one batch has.
+
+Batches of sentence pairs whose sentences are encoded apart and averaged.
+
+Contrastive alignment: translations closer to each other than to anything else in the batch.
 
 Wu and Dredze, 2020, on linked words, weak and strong; and the same on whole sentences.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import Field
+from torch import nn
 from torch.nn import functional as F
 
-from calque.models.features import FeatureExtractor
-from calque.objectives.base import Marks, Objective, ObjectiveSettings
-from calque.objectives.gathering import gather_rows, n_processes, process_number
-from calque.objectives.negatives import NegativeQueue, Rows
-from calque.objectives.pretrained import PretrainedWeights
-from calque.objectives.sentence_pairs import SentencePairBatch, SentencePairCollator
-from calque.objectives.word_pairs import WordPairBatch, WordPairCollator
+from calque.models.heads import FeatureExtractor
+from calque.objectives.base import (
+    BatchOfArrays,
+    Marks,
+    Objective,
+    ObjectiveSettings,
+    gather_rows,
+    hash_sequences,
+    lay_apart,
+    n_processes,
+    process_number,
+)
+from calque.objectives.linked_words import WordPairBatch, WordPairCollator
+from calque.objectives.regression import PretrainedWeights
 from calque.types import LossTerms
 
 if TYPE_CHECKING:
@@ -28,7 +42,113 @@ if TYPE_CHECKING:
 
     from calque.models.encoder import Encoder
     from calque.objectives.base import Collate
-    from calque.text.batching import BatchShape
+    from calque.tokens.ragged import BatchShape, Ragged
+    from calque.types import TokenBatch
+
+
+# The key of what equals nothing: places, the keys that do not last, count from 0.
+NO_KEY = -1
+
+
+class Rows(NamedTuple):
+    """Pairs of features of unit length, the keys of what they stand for, and which are real."""
+
+    src: Float[Tensor, "pairs features"]
+    tgt: Float[Tensor, "pairs features"]
+    src_keys: Int[Tensor, "pairs"]
+    tgt_keys: Int[Tensor, "pairs"]
+    real: Bool[Tensor, "pairs"]
+
+    def without_keys(self) -> Rows:
+        """Forget what the pairs stand for: they equal no others."""
+        nothing = torch.full_like(self.src_keys, NO_KEY)
+        return self._replace(src_keys=nothing, tgt_keys=nothing)
+
+
+class NegativeQueue(nn.Module):
+    """The features of the last pairs, the newest first, without gradients.
+
+    Paper: a memory bank is what Wu and Dredze (2020, section 4) leave to others; this is the
+    queue of He et al. (2019) without a second encoder, so its rows are a few steps old.
+    """
+
+    src: Tensor
+    tgt: Tensor
+    src_keys: Tensor
+    tgt_keys: Tensor
+    real: Tensor
+
+    def __init__(self, n_pairs: int, n_features: int) -> None:
+        super().__init__()
+        for name in ("src", "tgt"):
+            self.register_buffer(name, torch.zeros(n_pairs, n_features))
+            self.register_buffer(f"{name}_keys", torch.zeros(n_pairs, dtype=torch.int64))
+        self.register_buffer("real", torch.zeros(n_pairs, dtype=torch.bool))
+
+    def rows(self) -> Rows:
+        """Give what is in the queue."""
+        # Copies: the buffers change before the gradients are computed.
+        return Rows(*(getattr(self, name).clone() for name in Rows._fields))
+
+    @torch.no_grad()
+    def push(self, new: Rows) -> None:
+        """Put pairs in, those that are not real excepted; the oldest fall out."""
+        real = torch.cat([new.real, self.real])
+        kept = torch.argsort(~real, stable=True)[: len(self.real)]
+        for name in Rows._fields:
+            both = torch.cat([getattr(new, name), getattr(self, name)])
+            getattr(self, name).copy_(both[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePairBatch(BatchOfArrays):
+    """Sentence pairs, each sentence a sequence of its own.
+
+    `owners` tell the sentence of every token: a source by the number of its pair, a target by
+    that plus the number of pairs; marks and padding are of none, twice the number of pairs. A
+    pair of weight 0 only fills the shape. Pairs with equal `src_keys` have equal sources.
+    """
+
+    tokens: TokenBatch
+    owners: Int[Tensor, "tokens"]
+    weights: Float[Tensor, "pairs"]
+    src_keys: Int[Tensor, "pairs"]
+    tgt_keys: Int[Tensor, "pairs"]
+
+    def pool(
+        self, states: Float[Tensor, "tokens hidden"]
+    ) -> tuple[Float[Tensor, "pairs hidden"], Float[Tensor, "pairs hidden"]]:
+        """Average the tokens of every sentence, marks excepted; one without tokens is zero."""
+        n_pairs = len(self.weights)
+        wide = states.to(torch.promote_types(states.dtype, torch.float32))
+        sums = wide.new_zeros(2 * n_pairs + 1, wide.shape[1]).index_add(0, self.owners, wide)
+        ones = torch.ones_like(self.owners, dtype=wide.dtype)
+        counts = wide.new_zeros(2 * n_pairs + 1).index_add(0, self.owners, ones)
+        means = sums / counts.clamp(min=1)[:, None]
+        return means[:n_pairs], means[n_pairs : 2 * n_pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePairCollator:
+    """Builds batches; with a shape, of always the same number of pairs, some of weight 0."""
+
+    marks: Marks
+    shape: BatchShape | None
+
+    def __call__(self, arrays: tuple[Ragged, ...], generator: torch.Generator) -> SentencePairBatch:
+        """Build one batch of sources and targets."""
+        src, tgt = arrays[:2]
+        tokens, owners = lay_apart((src, tgt), self.marks, self.shape, own_marks=False)
+        n_pairs = len(src.lengths)
+        room = n_pairs if self.shape is None else max(n_pairs, self.shape.sequences // 2)
+        shifted = owners + (room - n_pairs) * (owners >= n_pairs)  # targets begin after the room
+        owners = np.where(owners == 2 * n_pairs, 2 * room, shifted)
+        fill = (0, room - n_pairs)
+        weights = np.pad(np.ones(n_pairs, dtype=np.float32), fill)
+        keys = (np.pad(hash_sequences(side.ids, side.lengths), fill) for side in (src, tgt))
+        arrays_of_pairs = (torch.from_numpy(column) for column in (weights, *keys))
+        return SentencePairBatch(tokens, torch.from_numpy(owners), *arrays_of_pairs)
+
 
 # Keys that are places differ from process to process by this.
 PLACES = 1 << 40

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from pydantic import Field
 
+from calque.errors import InputError
 from calque.models.veco import Veco
-from calque.objectives.apart import BatchOfArrays
-from calque.objectives.base import Marks, Objective, ObjectiveSettings
+from calque.objectives.base import BatchOfArrays, Marks, Objective, ObjectiveSettings
 from calque.objectives.masked_lm import IGNORED, mask_batch, masked_lm_losses, masking_rules
-from calque.text.batching import BatchShape, Ragged, add_marks
-from calque.text.masking import MaskingRules
-from calque.text.pair_packing import PairedTokens, pack_pairs
-from calque.types import InputError, LossTerms, TokenBatch
+from calque.tokens.layout import PairedTokens, pack_pairs
+from calque.tokens.masking import MaskingRules
+from calque.tokens.ragged import BatchShape, Ragged, add_marks
+from calque.types import LossTerms, TokenBatch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from calque.models.encoder import Encoder
     from calque.objectives.base import Collate
+
 
 TERMS = ("left", "right", "left_with_right", "right_with_left")
 

@@ -17,13 +17,19 @@ from pydantic import Field
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from calque.align.procrustes import orthogonalize_step
-from calque.models.maps import LanguageMaps
-from calque.objectives.base import Marks, Objective, ObjectiveSettings
+from calque.algorithms.procrustes import orthogonalize_step
+from calque.errors import InputError
+from calque.models.language_maps import LanguageMaps
+from calque.objectives.base import (
+    Marks,
+    Objective,
+    ObjectiveSettings,
+    n_processes,
+    total_over_processes,
+)
 from calque.objectives.denoising_alignment import no_dropout
-from calque.objectives.gathering import n_processes, total_over_processes
-from calque.objectives.word_pairs import WordPairBatch, WordPairCollator
-from calque.types import InputError, LossTerms
+from calque.objectives.linked_words import WordPairBatch, WordPairCollator
+from calque.types import LossTerms
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
 
     from calque.models.encoder import Encoder
     from calque.objectives.base import Collate
-    from calque.text.batching import BatchShape
+    from calque.tokens.ragged import BatchShape
 
 
 class LinearMapSettings(ObjectiveSettings):

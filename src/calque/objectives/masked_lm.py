@@ -15,8 +15,8 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from calque.objectives.base import Marks, Objective, ObjectiveSettings
-from calque.text.batching import BatchShape, Ragged, add_marks, interleave, pack, ranges, reorder
-from calque.text.masking import MaskingRules, find_maskable, mask_tokens
+from calque.tokens.masking import MaskingRules, find_maskable, mask_tokens
+from calque.tokens.ragged import BatchShape, Ragged, add_marks, interleave, pack, ranges, reorder
 from calque.types import LossTerms, MaskedBatch, TokenBatch
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, Self
 import torch
 from torch.nn import functional as F
 
-from calque.align.matching import mutual_argmax
-from calque.align.transport import exponential_log_kernel, log_sinkhorn
+from calque.algorithms.matching import mutual_argmax
+from calque.algorithms.transport import exponential_log_kernel, log_sinkhorn
 from calque.models.attention import pad_slots
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from calque.types import TokenBatch
+
 
 # Sides of a token: it belongs to the left sentence, the right one, or is a mark or padding.
 NEITHER, LEFT, RIGHT = 0, 1, 2

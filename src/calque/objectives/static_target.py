@@ -14,14 +14,20 @@ import torch
 from pydantic import Field, model_validator
 from torch.nn import functional as F
 
-from calque.align.cca import RIDGE, deep_cca_loss
-from calque.align.rigid_fit import RigidFit
+from calque.algorithms.cca import RIDGE, RigidFit, deep_cca_loss
+from calque.errors import InputError
 from calque.models.pooling import pool_words
-from calque.objectives.apart import BatchOfArrays, lay_apart
-from calque.objectives.base import Marks, Objective, ObjectiveSettings
-from calque.objectives.gathering import gather_rows, n_processes
+from calque.objectives.base import (
+    BatchOfArrays,
+    Marks,
+    Objective,
+    ObjectiveSettings,
+    gather_rows,
+    lay_apart,
+    n_processes,
+)
 from calque.objectives.regression import mean_over_processes
-from calque.types import InputError, LossTerms
+from calque.types import LossTerms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +37,9 @@ if TYPE_CHECKING:
 
     from calque.models.encoder import Encoder
     from calque.objectives.base import Collate
-    from calque.text.batching import BatchShape, Ragged
+    from calque.tokens.ragged import BatchShape, Ragged
     from calque.types import TokenBatch
+
 
 # Words that vectors are fitted by.
 N_FITTED = 8192

@@ -1,1 +1,1 @@
-"""Result files in, figures for readers out."""
+"""Comparison of results: statistics, verdicts, tables, plots and pages."""

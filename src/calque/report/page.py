@@ -11,7 +11,7 @@ from calque.report.comparison import Comparison
 from calque.report.study import Study, TaskStudy
 from calque.report.svg import Interval, draw_intervals, draw_layers, draw_mark, draw_seeds
 from calque.report.tables import (
-    Table,
+    ResultTable,
     explain_judging,
     find_language,
     name_models,
@@ -180,7 +180,7 @@ def _frame(picture: str, caption: str) -> str:
     return f'<figure><div class="wide">{picture}</div>{caption}</figure>'
 
 
-def _lay_out(table: Table) -> str:
+def _lay_out(table: ResultTable) -> str:
     """Write a table in HTML; a verdict is colored, and said in words too."""
 
     def line(row: Sequence[str], kind: str = "") -> str:

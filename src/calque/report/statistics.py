@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from itertools import islice, product
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from calque.types import MissingExtra
+from calque.errors import MissingExtra
 
 if TYPE_CHECKING:
     import numpy as np
+
 
 Correction: TypeAlias = Literal["holm", "bh", "none"]
 CORRECTIONS: tuple[Correction, ...] = ("holm", "bh", "none")

@@ -9,14 +9,28 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from calque.report.comparison import Comparison, Scope, compare, weigh_gap, weigh_mean
-from calque.report.item_bootstrap import ItemTable, resample_scores
-from calque.report.pairing import ModelRows, Pair, pair_models
-from calque.report.results import Results, Row, forget_items
-from calque.report.results_notes import describe_failures, describe_files, describe_mixtures
+from calque.errors import InputError
+from calque.report.bootstrap import ItemTable, resample_scores
+from calque.report.comparison import (
+    Comparison,
+    ModelRows,
+    Pair,
+    Scope,
+    compare,
+    pair_models,
+    weigh_gap,
+    weigh_mean,
+)
+from calque.report.results import (
+    Results,
+    Row,
+    describe_failures,
+    describe_files,
+    describe_mixtures,
+    forget_items,
+)
 from calque.report.statistics import Correction
 from calque.report.verdict import judge
-from calque.types import InputError
 
 
 @dataclass(frozen=True, slots=True)

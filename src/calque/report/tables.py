@@ -27,6 +27,7 @@ from calque.report.verdict import (
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
+
 # What a page of LaTeX has room for: letters beside each other (360 points in small type), lines
 # below each other, and tables that wait for a later page.
 LATEX_LETTERS, LATEX_ROWS, LATEX_FLOATS = 100, 45, 10
@@ -50,7 +51,7 @@ LATEX = {
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ResultTable:
     """Cells of text under headings; the first columns are words, the rest numbers.
 
     Lines in `below` come after a rule: means and gaps. Where there is no room, `spare` columns
@@ -66,7 +67,7 @@ class Table:
     spare: Sequence[str] = ()
 
 
-def tabulate_verdicts(study: Study) -> Table:
+def tabulate_verdicts(study: Study) -> ResultTable:
     """Tell in a line for each task and model how it did, and what is to be made of it."""
     names = name_models(study)
     percent = f"{100 * (1 - study.judging.alpha):g} %"
@@ -80,7 +81,7 @@ def tabulate_verdicts(study: Study) -> Table:
             rule = [RULES[c.rule], name_category(c)]
             name = task.task + ("" if task.higher_is_better else " ↓")
             rows.append([name, names[model], *cells, *rule])
-    return Table(
+    return ResultTable(
         f"against {names[study.baseline]}",
         [*heads, "p", "1 sd rule", "verdict"],
         rows,
@@ -90,7 +91,9 @@ def tabulate_verdicts(study: Study) -> Table:
     )
 
 
-def tabulate_task(study: Study, task: TaskStudy, models: Sequence[str] | None = None) -> Table:
+def tabulate_task(
+    study: Study, task: TaskStudy, models: Sequence[str] | None = None
+) -> ResultTable:
     """Show a task by language: every model, or some, and its difference to the baseline."""
     names, others = name_models(study), list(task.models if models is None else models)
     heads = ["language", names[study.baseline]]
@@ -117,7 +120,7 @@ def tabulate_task(study: Study, task: TaskStudy, models: Sequence[str] | None = 
     if any(task.models[model].gap is not None for model in others):
         below.append(line(f"gap to {task.source}", lambda model: task.models[model].gap))
     caption = f"{task.metric} (%), {'higher' if task.higher_is_better else 'lower'} is better"
-    return Table(task.task, heads, rows, below, caption=caption)
+    return ResultTable(task.task, heads, rows, below, caption=caption)
 
 
 def find_language(task: TaskStudy, language: str, model: str) -> Comparison | None:
@@ -174,7 +177,7 @@ def show_spread(spread: Spread) -> str:
     return mean if spread.fixed or spread.deviation is None else f"{mean} ± {spread.deviation:.1f}"
 
 
-def to_rich(table: Table) -> RichTable:
+def to_rich(table: ResultTable) -> RichTable:
     """Make a table for a terminal; no name is taken for markup."""
     from rich import box
     from rich.table import Table as RichTable
@@ -196,7 +199,7 @@ def to_rich(table: Table) -> RichTable:
     return made
 
 
-def drop_column(table: Table, head: str) -> Table:
+def drop_column(table: ResultTable, head: str) -> ResultTable:
     """Give the table without a column."""
     place = list(table.heads).index(head, table.n_words)
 
@@ -246,13 +249,13 @@ def _group_models(study: Study, task: TaskStudy) -> list[list[str]]:
     return groups
 
 
-def _measure(table: Table) -> int:
+def _measure(table: ResultTable) -> int:
     """Count the letters of a table's widest lines, two for the space after a column."""
     columns = zip(table.heads, *table.rows, *table.below, strict=True)
     return sum(max(map(len, column)) + 2 for column in columns)
 
 
-def _cut_rows(table: Table) -> list[Table]:
+def _cut_rows(table: ResultTable) -> list[ResultTable]:
     """Cut a table that is longer than a page; what stands below the rows ends the last part."""
     starts = range(0, max(1, len(table.rows)), LATEX_ROWS)
     parts = [
@@ -264,7 +267,7 @@ def _cut_rows(table: Table) -> list[Table]:
     return [_name_part(part, k, len(parts), "page") for k, part in enumerate(parts, start=1)]
 
 
-def _name_part(table: Table, number: int, n_parts: int, word: str = "part") -> Table:
+def _name_part(table: ResultTable, number: int, n_parts: int, word: str = "part") -> ResultTable:
     if n_parts == 1:
         return table
     return replace(table, title=f"{table.title}, {word} {number} of {n_parts}")
@@ -317,7 +320,7 @@ def _show_raw(value: object) -> str:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _lay_out_markdown(table: Table) -> str:
+def _lay_out_markdown(table: ResultTable) -> str:
     rule = ["---" if place < table.n_words else "---:" for place in range(len(table.heads))]
     below = [[f"**{_escape_markdown(cell)}**" for cell in row] for row in table.below]
     plain = [[_escape_markdown(cell) for cell in row] for row in (table.heads, *table.rows)]
@@ -325,7 +328,7 @@ def _lay_out_markdown(table: Table) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _lay_out_latex(table: Table) -> str:
+def _lay_out_latex(table: ResultTable) -> str:
     def line(row: Sequence[str]) -> str:
         return " & ".join(_escape_latex(cell) for cell in row) + r" \\"
 

@@ -1,1 +1,1 @@
-"""Recipes and the one loop that trains them."""
+"""From a recipe to a checkpoint."""

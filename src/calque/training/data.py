@@ -12,23 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calque.text.batching import BatchShape, assign_rows
-from calque.text.bitext import languages_of
-from calque.text.cleaning import CleaningRules
-from calque.text.linked_bitext import STORES
-from calque.text.neighbors import PreviousSentences
-from calque.text.preparation import PreparedCorpus, TextSource
-from calque.text.sampling import language_probabilities, number_examples
-from calque.text.store import TokenStore
-from calque.text.streams import BatchPlan, BatchStream, Corpus
-from calque.text.vector_store import VECTORS, VectorStore
-from calque.types import InputError
+from calque.errors import InputError
+from calque.io.bitext import languages_of
+from calque.io.cleaning import CleaningRules
+from calque.tokens.linked import STORES
+from calque.tokens.prepare import PreparedCorpus, TextSource
+from calque.tokens.ragged import BatchShape, assign_rows
+from calque.tokens.store import VECTORS, PreviousSentences, TokenStore, VectorStore
+from calque.tokens.streams import (
+    BatchPlan,
+    BatchStream,
+    Corpus,
+    language_probabilities,
+    number_examples,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from calque.objectives.base import Marks, Objective
     from calque.training.recipe import DataSection, SourceSection
+
 
 # At most this share of a corpus is kept for validation.
 VALIDATION_SHARE = 0.05

@@ -1,8 +1,12 @@
-"""The only training loop: streams and objectives in, a plain Hugging Face folder out."""
+"""Losses on text kept aside: the same batches with the same masks every time.
+
+The only training loop: streams and objectives in, a plain Hugging Face folder out.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,19 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
+from torch.distributed.fsdp import FSDPModule
 
-from calque.text.files import check_place
-from calque.text.streams import seed_of
+from calque.errors import InputError
+from calque.io.files import check_place
+from calque.tokens.streams import seed_of
 from calque.training import checkpoints
-from calque.training.probing import open_probe, probe_if_due
-from calque.training.processes import average_figures, gather_tensor
-from calque.training.run import Run
-from calque.training.saving import begin_run, finish_run, restore_run, save_run
-from calque.training.schedule import set_rate
+from calque.training.distributed import average_figures, gather_tensor
+from calque.training.gap_probe import open_probe, probe_if_due
+from calque.training.run import Run, begin_run, finish_run, restore_run, save_run
+from calque.training.step import StopRequest, set_rate
 from calque.training.telemetry import open_telemetry
-from calque.training.validation import validate
-from calque.training.watch import StopRequest
-from calque.types import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +34,25 @@ if TYPE_CHECKING:
     from calque.training.telemetry import Telemetry
 
     Figures = Mapping[str, Tensor | float]
+
+
+@torch.no_grad()
+def validate(run: Run) -> dict[str, float]:
+    """Measure every objective's loss; without text kept aside there is nothing to measure."""
+    totals: dict[str, Tensor | float] = defaultdict(float)
+    run.wrapped.eval()
+    for batches in run.validation_batches:
+        on_device = [batch and batch.to(run.accelerator.device) for batch in batches]
+        with run.accelerator.autocast():
+            _, figures = run.wrapped(on_device)
+        for name, value in figures.items():
+            totals[f"loss/{name}"] += value / len(run.validation_batches)
+    for objective in run.objectives if totals else []:
+        objective.after_validation()
+    run.wrapped.train()
+    if isinstance(run.wrapped, FSDPModule):
+        run.wrapped.reshard()  # with no backward pass to do it, the outermost part stays whole
+    return average_figures(run.accelerator, totals) if totals else {}
 
 
 class Interrupted(KeyboardInterrupt):

@@ -1,23 +1,133 @@
-"""One training step as a module: the encoder and all objectives, so that DDP wraps them as one."""
+"""The learning rate as a pure function of the step.
+
+Watching a run: losses that stop being numbers, and requests to stop.
+
+One training step as a module: the encoder and all objectives, so that DDP wraps them as one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from accelerate.utils import gather_object
 from torch import nn
 
-from calque.types import InputError
+from calque.errors import InputError
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from jaxtyping import Float
     from torch import Tensor
+    from torch.optim import Optimizer
 
     from calque.models.encoder import Encoder
     from calque.objectives.base import Objective
-    from calque.training.recipe import OptimizerSection
+    from calque.training.recipe import OptimizerSection, Recipe
+
+
+def rate_factor(
+    step: int, *, kind: Literal["linear", "cosine", "constant"], warmup: int, steps: int
+) -> float:
+    """Rise to 1 over the warm-up, then fall to 0 (linear, cosine) or stay (constant).
+
+    >>> [rate_factor(step, kind="linear", warmup=2, steps=6) for step in (0, 1, 2, 4, 6)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    if step < warmup:
+        return step / max(1, warmup)
+    if kind == "constant":
+        return 1.0
+    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+    if kind == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    return 1 - progress
+
+
+def set_rate(optimizer: Optimizer, recipe: Recipe, step: int) -> float:
+    """Give an optimizer the learning rate of a step, counted from 1, and return it.
+
+    Weights that were frozen for a time are new to the optimizer: for them, it warms up again.
+    """
+    schedule, thaw = recipe.schedule, recipe.freeze_steps
+    factor = rate_factor(step, kind=schedule.kind, warmup=schedule.warmup, steps=schedule.steps)
+    if thaw is not None and step > thaw:
+        factor *= min(1.0, (step - thaw) / max(1, schedule.warmup))
+    rate = factor * recipe.optimizer.learning_rate
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    return rate
+
+
+class Diverged(InputError):
+    """A loss or a gradient stopped being a number."""
+
+
+class Watch:
+    """Notices a loss or gradient that is not finite, without waiting for the GPU at every step.
+
+    The verdicts stay on the device until `check` reads them; nothing is saved unchecked.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator, self.n_tokens = accelerator, 0
+        self._names: list[str] = []
+        self._verdicts: list[Tensor] = []
+
+    def note(self, step: int, values: Mapping[str, Tensor], batches: Mapping[str, int]) -> None:
+        """Remember whether numbers are finite, and which batch of its stream each came from."""
+        self._verdicts.append(torch.stack([v.detach().float() for v in values.values()]).isfinite())
+        for name in values:
+            number = batches.get(name.partition("/")[0])
+            place = "" if number is None else f", batch {number} of its stream"
+            self._names.append(f"{name} is not finite at step {step}{place}")
+
+    def check(self) -> None:
+        """Stop the run, on all processes, if any number since the last check was not finite."""
+        names, verdicts = self._names, self._verdicts
+        self._names, self._verdicts = [], []
+        if not verdicts:
+            return
+        bad = ~torch.cat(verdicts)
+        if not self.accelerator.reduce(bad.sum().float(), reduction="sum"):
+            return
+        first = int(bad.int().argmax()) if bad.any() else len(names)
+        found: list[tuple[int, str]] = gather_object([(first, [*names, ""][first])])
+        raise Diverged(
+            min(found)[1], fix="lower optimizer.learning_rate, or look at the text of that batch"
+        )
+
+    def take_tokens(self) -> int:
+        """Give the tokens this process has seen since the last call."""
+        taken, self.n_tokens = self.n_tokens, 0
+        return taken
+
+
+class StopRequest:
+    """Turns SIGINT and SIGTERM into a wish that the loop grants after its step."""
+
+    def __init__(self) -> None:
+        self.made = False
+
+    def _make(self, number: int, frame: FrameType | None) -> None:
+        self.made = True
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen while training; a second signal of the kind is not taken as a harder one."""
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = {kind: signal.signal(kind, self._make) for kind in kinds}
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
 
 
 class TrainStep(nn.Module):

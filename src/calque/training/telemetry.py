@@ -30,8 +30,8 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from calque.text.files import write_atomically
-from calque.types import InputError, MissingExtra
+from calque.errors import InputError, MissingExtra
+from calque.io.files import write_atomically
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"

@@ -1,0 +1,1 @@
+"""Functions from arrays to arrays; they know neither text nor models."""

@@ -1,0 +1,1 @@
+"""Tasks, metrics and grids of models, tasks and seeds."""

@@ -1,0 +1,1 @@
+"""Grids of models, tasks and seeds, resumable cell by cell."""

@@ -1,0 +1,1 @@
+"""MetaXLM: a multilingual model that starts from a monolingual one."""

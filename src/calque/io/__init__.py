@@ -1,0 +1,1 @@
+"""Files and records: reading and writing every format that Calque knows."""

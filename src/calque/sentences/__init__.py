@@ -1,0 +1,1 @@
+"""Sentence vectors, bitext mining and language-neutral spaces."""

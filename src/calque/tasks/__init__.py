@@ -1,1 +1,0 @@
-"""Measuring models on data sets."""

@@ -1,1 +1,0 @@
-"""Strings in, batches of token ids out; knows no model."""

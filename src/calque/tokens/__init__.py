@@ -1,0 +1,1 @@
+"""From strings to packed batches of token ids."""

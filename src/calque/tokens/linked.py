@@ -1,0 +1,207 @@
+"""Bitext whose words are linked already: read beside its links, cleaned with them, encoded by word.
+
+Words are what white space separates. The links of a pair are a line of Pharaoh's `i-j`, counted
+from 0, or of `i-j:0.5` with a weight. Stored, a link is one number (see `pack_links`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from calque.errors import InputError
+from calque.io.bitext import read_bitext
+from calque.io.cleaning import CleaningReport, CleaningRules, clean_pairs, normalize_text
+from calque.io.files import PathLike, read_lines, shown
+from calque.tokens.ragged import Ragged
+from calque.types import SentencePair
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from calque.tokens.words import PieceCounts, WordEncoder
+
+    IntArray: TypeAlias = npt.NDArray[np.int64]
+
+# A pair, then the number of its line in the file of links, a tab, and its links.
+LinkedExample: TypeAlias = tuple[str, str, str]
+
+WORD_BITS, WEIGHT_BITS = 12, 8
+MAX_WORDS = (1 << WORD_BITS) - 1
+FULL_WEIGHT = (1 << WEIGHT_BITS) - 1
+# What is stored beside the two sides, each with how many different numbers it may hold.
+STORES = {"words0": 1 << 16, "words1": 1 << 16, "links": 1 << 32}
+
+_CELL = r"[0-9]{1,9}+-[0-9]{1,9}+(?::[0-9]++(?:\.[0-9]++)?)?"
+CELL = re.compile(_CELL)
+LINE = re.compile(rf"\s*+(?:{_CELL}(?:\s++|$))*+")
+
+
+def read_linked(
+    paths: Sequence[PathLike],
+    links: PathLike,
+    rules: CleaningRules,
+    report: CleaningReport,
+    languages: tuple[str, str],
+    *,
+    keep_tags: Collection[str] | None = None,
+    exclude_tags: Collection[str] = (),
+) -> Iterator[LinkedExample]:
+    """Read the pairs worth keeping with their links, still as text: `number TAB links`.
+
+    Dropped too, and counted, are pairs whose tidied text has another number of words.
+    """
+    chosen = (
+        SentencePair(pair.src, pair.tgt, f"{number}\t{line}")
+        for number, pair, line in _read_together(paths, links)
+        if (keep_tags is None or pair.tag in keep_tags) and pair.tag not in exclude_tags
+    )
+    # Cleaning hands the tag of a pair on untouched: here it carries the links.
+    for pair in clean_pairs(_drop_unfit(chosen, rules, report), rules, report, languages):
+        yield pair.src, pair.tgt, pair.tag or ""
+
+
+def _read_together(
+    paths: Sequence[PathLike], links: PathLike
+) -> Iterator[tuple[int, SentencePair, str]]:
+    pairs, lines = read_bitext(paths), read_lines(links)
+    for number, (pair, line) in enumerate(zip_longest(pairs, lines), start=1):
+        if pair is None or line is None:
+            n_longer = number + sum(1 for _ in (lines if pair is None else pairs))
+            n_pairs, n_lines = (number - 1, n_longer) if pair is None else (n_longer, number - 1)
+            raise InputError(
+                f"{n_lines} lines of links, but {shown(paths[0])} has {n_pairs} pairs",
+                file=shown(links),
+                line=number,
+                fix="write a line of links for every pair, an empty one where there are none",
+            )
+        yield number, pair, line
+
+
+def _drop_unfit(
+    pairs: Iterator[SentencePair], rules: CleaningRules, report: CleaningReport
+) -> Iterator[SentencePair]:
+    """Drop pairs whose words could not be told by number afterwards."""
+    for pair in pairs:
+        reason = _find_fault(pair.src, rules) or _find_fault(pair.tgt, rules)
+        if reason is None:
+            yield pair
+        else:
+            report.n_read += 1
+            report.note_drops(reason, 1, [(pair.src, pair.tgt)])
+
+
+def _find_fault(text: str, rules: CleaningRules) -> str | None:
+    if len(text) > MAX_WORDS and len(text.split()) > MAX_WORDS:
+        return "too many words"
+    if text.isprintable() or not rules.normalize:  # tidying then joins and cuts no words
+        return None
+    changes = len(normalize_text(text).split()) != len(text.split())
+    return "words changed by tidying" if changes else None
+
+
+def encode_linked(
+    encoder: WordEncoder, block: Sequence[LinkedExample], file: PathLike
+) -> list[Ragged]:
+    """Encode pairs: the subwords of both sides, how many each word has, and the links.
+
+    `file` is where the links come from.
+    """
+    srcs, tgts, carriers = zip(*block, strict=True)
+    src, tgt = (encoder.encode([text.split() for text in side]) for side in (srcs, tgts))
+    numbers, lines = zip(*(carrier.split("\t", 1) for carrier in carriers), strict=True)
+    links = pack_links(lines, src.n_words, tgt.n_words, file, [int(n) for n in numbers])
+    sides = [Ragged(_narrow(side.ids, np.uint32), _count_pieces(side)) for side in (src, tgt)]
+    words = [Ragged(_narrow(side.n_pieces, np.uint16), side.n_words) for side in (src, tgt)]
+    return [*sides, *words, links]
+
+
+def pack_links(
+    lines: Sequence[str],
+    n_src: IntArray,
+    n_tgt: IntArray,
+    file: PathLike,
+    numbers: Sequence[int],
+) -> Ragged:
+    """Read lines of links: source word << 20 | target word << 8 | weight, from 1 to 255 of 255.
+
+    `numbers` are the lines' in their file. A link named twice counts once, by its larger weight.
+
+    >>> packed = pack_links(["0-1 1-0:0.5"], np.array([2]), np.array([2]), "links", [1])
+    >>> [unpacked.tolist() for unpacked in unpack_links(packed.ids)]
+    [[0, 1], [1, 0], [255, 128]]
+    """
+    for number, line in zip(numbers, lines, strict=True):
+        if LINE.fullmatch(line) is None:
+            wrong = next(cell for cell in line.split() if CELL.fullmatch(cell) is None)
+            problem, fix = f"{wrong[:40]!r} is no link", "write i-j, or i-j:0.5 with a weight"
+            raise InputError(problem, file=shown(file), line=number, fix=fix)
+    n_links = np.fromiter((line.count("-") for line in lines), np.int64, len(lines))
+    owner = np.repeat(np.arange(len(lines)), n_links)
+    src, tgt, weights = _parse_cells(" ".join(lines))
+    _check_links(src, tgt, weights, (n_src[owner], n_tgt[owner]), file, np.array(numbers)[owner])
+    levels = np.clip(np.rint(FULL_WEIGHT * weights), 1, FULL_WEIGHT).astype(np.int64)
+    packed = np.sort(((owner << WORD_BITS | src) << WORD_BITS | tgt) << WEIGHT_BITS | levels)
+    packed = packed[np.diff(packed >> WEIGHT_BITS, append=-1) != 0]  # the largest of equals
+    owner = packed >> (2 * WORD_BITS + WEIGHT_BITS)
+    ids = _narrow(packed & np.iinfo(np.uint32).max, np.uint32)
+    return Ragged(ids, np.bincount(owner, minlength=len(lines)))
+
+
+def unpack_links(packed: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Give the source words, the target words and the weights from 1 to 255."""
+    words = packed >> WEIGHT_BITS
+    return words >> WORD_BITS, words & MAX_WORDS, packed & FULL_WEIGHT
+
+
+def _parse_cells(text: str) -> tuple[IntArray, IntArray, npt.NDArray[np.float64]]:
+    """Read cells known to be well-formed."""
+    if ":" not in text:
+        words = np.fromiter(map(int, text.replace("-", " ").split()), np.int64).reshape(-1, 2)
+        return words[:, 0], words[:, 1], np.ones(len(words))
+    cells = " ".join(cell if ":" in cell else f"{cell}:1" for cell in text.split())
+    numbers = cells.replace("-", " ").replace(":", " ").split()
+    table = np.fromiter(map(float, numbers), np.float64).reshape(-1, 3)
+    words = table[:, :2].astype(np.int64)
+    return words[:, 0], words[:, 1], table[:, 2]
+
+
+def _check_links(
+    src: IntArray,
+    tgt: IntArray,
+    weights: npt.NDArray[np.float64],
+    n_words: tuple[IntArray, IntArray],
+    file: PathLike,
+    numbers: IntArray,
+) -> None:
+    outside = (src >= n_words[0]) | (tgt >= n_words[1])
+    if outside.any():
+        k = int(outside.argmax())
+        raise InputError(
+            f"a link between words {src[k]} and {tgt[k]}, counted from 0, "
+            f"but the pair has {n_words[0][k]} and {n_words[1][k]} words",
+            file=shown(file),
+            line=int(numbers[k]),
+            fix="words are what white space separates",
+        )
+    if (weights > 1).any():
+        k = int((weights > 1).argmax())
+        problem, fix = f"a link of weight {weights[k]:g}", "weights lie between 0 and 1"
+        raise InputError(problem, file=shown(file), line=int(numbers[k]), fix=fix)
+
+
+def _count_pieces(side: PieceCounts) -> IntArray:
+    counts: IntArray = np.diff(side.first_pieces[side.first_words])
+    return counts
+
+
+def _narrow(numbers: IntArray, dtype: type[np.unsignedinteger]) -> IntArray:
+    """Take less room: these travel between processes.
+
+    A word of more than 65,535 subwords stands in a sentence that no model reads anyway.
+    """
+    return np.minimum(numbers, np.iinfo(dtype).max).astype(dtype)

@@ -1,1 +1,0 @@
-"""What people use aligned models for: one verb a file."""

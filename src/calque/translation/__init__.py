@@ -1,0 +1,1 @@
+"""Translation with encoder-decoder models, and attention between two sentences."""

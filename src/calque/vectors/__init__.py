@@ -1,0 +1,1 @@
+"""Static word vectors: extraction, mapping to one space, bilingual lexicons."""

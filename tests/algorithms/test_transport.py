@@ -1,0 +1,227 @@
+"""Sinkhorn: parity with POT iteration by iteration, hand-worked plans, properties, gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import ot
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from calque.algorithms.transport import (
+    exponential_log_kernel,
+    log_sinkhorn,
+    power_kernel,
+    sinkhorn,
+    uniform_mass,
+)
+
+SHAPES = [(4, 6), (7, 3), (1, 5), (6, 1), (1, 1), (9, 9)]
+LENGTHS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=4)
+
+
+def draw_masses(lengths: list[int], longest: int, generator: np.random.Generator) -> Tensor:
+    """Random masses that sum to 1 a sentence, 0 at padding."""
+    masses = torch.zeros(len(lengths), longest, dtype=torch.float64)
+    for row, length in zip(masses, lengths, strict=True):
+        row[:length] = torch.from_numpy(generator.dirichlet(np.full(length, 3.0)))
+    return masses
+
+
+def draw_problem(
+    shapes: list[tuple[int, int]], seed: int, longest: tuple[int, int] = (0, 0)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A padded batch: costs (inf at padding), source masses, target masses."""
+    generator = np.random.default_rng(seed)
+    src, tgt = [n for n, _ in shapes], [n for _, n in shapes]
+    n_src, n_tgt = max(*src, longest[0]), max(*tgt, longest[1])
+    costs = torch.full((len(shapes), n_src, n_tgt), torch.inf, dtype=torch.float64)
+    for cost, (rows, columns) in zip(costs, shapes, strict=True):
+        cost[:rows, :columns] = torch.from_numpy(generator.random((rows, columns)))
+    src_mass = draw_masses(src, n_src, generator)
+    return costs, src_mass, draw_masses(tgt, n_tgt, generator)
+
+
+@pytest.mark.parametrize("n_iterations", [1, 2, 5, 40])
+@pytest.mark.parametrize("method", ["sinkhorn", "sinkhorn_log"])
+@pytest.mark.parametrize("regularization", [1.0, 0.05])
+def test_same_plans_as_pot(n_iterations: int, method: str, regularization: float) -> None:
+    costs, src_mass, tgt_mass = draw_problem(SHAPES, seed=0)
+    plans = sinkhorn((-costs / regularization).exp(), src_mass, tgt_mass, n_iterations)
+    log_plans = log_sinkhorn(-costs / regularization, src_mass, tgt_mass, n_iterations)
+    for pair, (n_src, n_tgt) in enumerate(SHAPES):
+        # POT looks whether it may stop every tenth iteration: never, with a threshold of 0.
+        expected = ot.sinkhorn(
+            src_mass[pair, :n_src].numpy(),
+            tgt_mass[pair, :n_tgt].numpy(),
+            costs[pair, :n_src, :n_tgt].numpy(),
+            regularization,
+            method,
+            numItermax=n_iterations,
+            stopThr=0,
+            warn=False,
+        )
+        expected = torch.nn.functional.pad(torch.from_numpy(expected), (0, 9 - n_tgt, 0, 9 - n_src))
+        torch.testing.assert_close(plans[pair], expected, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(log_plans[pair].exp(), expected, rtol=1e-10, atol=1e-14)
+
+
+def test_huge_ranges_as_pot_in_log_space() -> None:
+    costs, src_mass, tgt_mass = draw_problem([(5, 8)], seed=1)
+    sharp = 5000 * (costs + 0.2)
+    assert (-sharp).exp().amax() == 0  # plain space has nothing left to scale
+    found = log_sinkhorn(-sharp, src_mass, tgt_mass, 30)
+    problem = (src_mass[0].numpy(), tgt_mass[0].numpy(), sharp[0].numpy(), 1.0)
+    expected = ot.sinkhorn(*problem, "sinkhorn_log", numItermax=30, stopThr=0, warn=False)
+    np.testing.assert_allclose(found[0].exp().numpy(), expected, atol=1e-12)
+
+
+def test_columns_come_before_rows() -> None:
+    # Columns to (1/2, 1/2): [[3/8, 1/8], [1/8, 3/8]]; rows to (1/4, 3/4): halved, and 3/2 of it.
+    kernel = torch.tensor([[[6.0, 1.0], [2.0, 3.0]]])
+    masses = torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]])
+    expected = torch.tensor([[[3 / 16, 1 / 16], [3 / 16, 9 / 16]]])
+    torch.testing.assert_close(sinkhorn(kernel, *masses, n_iterations=1), expected)
+    torch.testing.assert_close(log_sinkhorn(kernel.log(), *masses, n_iterations=1).exp(), expected)
+
+
+@given(LENGTHS, st.integers(0, 1000))
+def test_rows_are_exact_and_columns_in_the_limit(shapes: list[tuple[int, int]], seed: int) -> None:
+    costs, src_mass, tgt_mass = draw_problem(shapes, seed, longest=(1, 1))
+    both = torch.tensor([src > 0 and tgt > 0 for src, tgt in shapes])[:, None]
+    for n_iterations in (1, 200):
+        plan = sinkhorn((-costs).exp(), src_mass, tgt_mass, n_iterations)
+        torch.testing.assert_close(plan.sum(dim=2), src_mass * both)
+    torch.testing.assert_close(plan.sum(dim=1), tgt_mass * both)
+
+
+@given(LENGTHS, st.integers(0, 1000), st.integers(0, 4))
+def test_log_space_is_plain_space(
+    shapes: list[tuple[int, int]], seed: int, n_iterations: int
+) -> None:
+    costs, src_mass, tgt_mass = draw_problem(shapes, seed, longest=(1, 1))
+    plan = sinkhorn((-costs).exp(), src_mass, tgt_mass, n_iterations)
+    log_plan = log_sinkhorn(-costs, src_mass, tgt_mass, n_iterations)
+    torch.testing.assert_close(log_plan, plan.log())
+
+
+@given(LENGTHS, st.integers(0, 1000))
+def test_padding_changes_nothing(shapes: list[tuple[int, int]], seed: int) -> None:
+    costs, *masses = draw_problem(shapes, seed, longest=(8, 9))
+    plans = sinkhorn((-costs).exp(), *masses)
+    for pair, (n_src, n_tgt) in enumerate(shapes):
+        real = slice(pair, pair + 1), slice(n_src), slice(n_tgt)
+        src_mass, tgt_mass = masses[0][real[:2]], masses[1][real[0], real[2]]
+        alone = sinkhorn((-costs[real]).exp(), src_mass, tgt_mass)
+        torch.testing.assert_close(plans[real], alone)
+        assert plans[pair].count_nonzero() == n_src * n_tgt
+
+
+@given(st.integers(0, 1000))
+def test_the_order_of_words_is_free(seed: int) -> None:
+    costs, src_mass, tgt_mass = draw_problem([(5, 7)], seed)
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = torch.randperm(5, generator=generator), torch.randperm(7, generator=generator)
+    moved = sinkhorn(
+        (-costs[:, rows][:, :, columns]).exp(), src_mass[:, rows], tgt_mass[:, columns]
+    )
+    plan = sinkhorn((-costs).exp(), src_mass, tgt_mass)
+    torch.testing.assert_close(moved, plan[:, rows][:, :, columns])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_to_scale_stays_nothing(dtype: torch.dtype) -> None:
+    kernel = torch.ones(1, 4, 4, dtype=dtype)
+    kernel[0, 1] = 0  # a row without similarity
+    kernel[0, 2] = 1e-3 * torch.finfo(dtype).tiny  # one so small that mass over it is infinite
+    src_mass = torch.tensor([[0.25, 0.25, 0.25, 0.25]], dtype=dtype, requires_grad=True)
+    tgt_mass = torch.tensor([[0.5, 0.0, 0.25, 0.25]], dtype=dtype, requires_grad=True)
+    kernel.requires_grad_()
+    plan = sinkhorn(kernel, src_mass, tgt_mass, 3)
+    log_plan = log_sinkhorn(kernel.log(), src_mass, tgt_mass, 3)
+    for result in (plan, log_plan.exp()):
+        assert not result[0, 1].any()
+        for row in (0, 3):
+            torch.testing.assert_close(result[0, row], 0.25 * tgt_mass[0])
+        result.square().sum().backward(retain_graph=True, inputs=[src_mass, tgt_mass])
+    plan.square().sum().backward(inputs=[kernel])
+    for tensor in (src_mass, tgt_mass, kernel):
+        assert tensor.grad is not None and tensor.grad.isfinite().all()
+    assert not plan[0, 2].any()
+    torch.testing.assert_close(log_plan[0, 2].exp(), 0.25 * tgt_mass[0])
+
+
+@pytest.mark.parametrize("n_iterations", [1, 3])
+def test_gradients(n_iterations: int) -> None:
+    costs, src_mass, tgt_mass = draw_problem([(3, 2), (2, 4)], seed=3)
+    real = costs < torch.inf
+
+    def pad(cells: Tensor, padding: float) -> Tensor:
+        return torch.full_like(costs, padding).masked_scatter(real, cells)
+
+    def plain(cells: Tensor, src_mass: Tensor, tgt_mass: Tensor) -> Tensor:
+        return sinkhorn(pad(cells.exp(), 0.0), src_mass, tgt_mass, n_iterations)
+
+    def logarithmic(cells: Tensor, src_mass: Tensor, tgt_mass: Tensor) -> Tensor:
+        return log_sinkhorn(pad(cells, -torch.inf), src_mass, tgt_mass, n_iterations)[real]
+
+    cells = costs[real].requires_grad_()
+    # The masses are scaled as a whole: a step of their own would put mass on padding.
+    scales = torch.tensor([0.5, 1.5], dtype=torch.float64, requires_grad=True)
+    for function in (plain, logarithmic):
+        assert torch.autograd.gradcheck(
+            lambda cells, scales, function=function: function(
+                cells, src_mass * scales[0], tgt_mass * scales[1]
+            ),
+            (cells, scales),
+        )
+
+
+def test_kernels_by_hand() -> None:
+    similarity = torch.tensor([[[0.25, -3.0, torch.nan]]], requires_grad=True)
+    valid = torch.tensor([[[True, True, False]]])
+    powers = power_kernel(similarity, valid, mu=0.5, epsilon=1e-2)
+    torch.testing.assert_close(powers, torch.tensor([[[1 / 16, 1e-4, 0.0]]]))
+    logs = exponential_log_kernel(similarity, valid, sharpness=8.0)
+    assert logs.tolist() == [[[2.0, -24.0, -torch.inf]]]
+    for kernel, expected in ((powers, [0.5, 0.0, 0.0]), (logs, [8.0, 8.0, 0.0])):
+        gradient = torch.autograd.grad(kernel[valid].sum(), similarity)[0]
+        assert gradient.flatten().tolist() == expected
+
+
+def test_sharper_kernels_give_harder_plans() -> None:
+    similarity = torch.tensor([[[0.9, 0.5], [0.6, 0.8]]])
+    valid, half = torch.ones(1, 2, 2, dtype=torch.bool), torch.full((1, 2), 0.5)
+    # In the limit, two words share log-odds of half the kernel's: (log K00 K11 / K01 K10) / 2.
+    for mu in (1.0, 0.25):
+        plan = sinkhorn(power_kernel(similarity, valid, mu), half, half, 100)
+        odds = (0.9 * 0.8 / (0.5 * 0.6)) ** (1 / mu / 2)
+        torch.testing.assert_close(plan[0, 0, 0] / plan[0, 0, 1], torch.tensor(odds))
+    for sharpness in (1.0, 20.0):
+        kernel = exponential_log_kernel(similarity, valid, sharpness)
+        log_plan = log_sinkhorn(kernel, half, half, 200)
+        torch.testing.assert_close(
+            log_plan[0, 0, 0] - log_plan[0, 0, 1], torch.tensor(sharpness * 0.6 / 2)
+        )
+
+
+def test_masses_are_spread_over_real_words() -> None:
+    lengths = torch.tensor([3, 0, 5])
+    masses = uniform_mass(lengths, 6)
+    torch.testing.assert_close(masses.sum(dim=1), torch.tensor([1.0, 0.0, 1.0]))
+    assert ((masses > 0).sum(dim=1) == lengths).all()
+    torch.testing.assert_close(masses[2, :5], torch.full((5,), 0.2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_same_plans_on_the_gpu() -> None:
+    problem = [tensor.float() for tensor in draw_problem(SHAPES, seed=5)]
+    costs, src_mass, tgt_mass = problem
+    on_gpu = [tensor.cuda() for tensor in problem]
+    for function, kernel in ((sinkhorn, torch.exp), (log_sinkhorn, torch.clone)):
+        expected = function(kernel(-costs), src_mass, tgt_mass, 4)
+        found = function(kernel(-on_gpu[0]), *on_gpu[1:], 4)
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,184 @@
+"""BLEU and chrF against SacreBLEU's own functions, and where test sets are found."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+import pytest
+
+from calque.errors import InputError
+from calque.evaluation.grid.cells import make_rows
+from calque.evaluation.grid.grid import plan_cells
+from calque.evaluation.grid.model_specs import find_entrants
+from calque.evaluation.grid.runner import CellRunner
+from calque.evaluation.registry import find_kinds
+from calque.evaluation.settings import TaskSettings
+from calque.evaluation.tasks.machine_translation import (
+    choose_directions,
+    find_test_sets,
+    list_directions,
+    measure_translation,
+    measure_translations,
+    read_test_set,
+    score_translations,
+)
+from calque.models.seq2seq import Seq2Seq
+from calque.translation.translate import Translator
+
+# The example of SacreBLEU's README, with the score printed there.
+SYSTEM = [
+    "The dog bit the man.",
+    "It wasn't surprising.",
+    "The man had just bitten him.",
+]
+REFERENCE = [
+    "The dog bit the man.",
+    "It was not unexpected.",
+    "The man bit him first.",
+]
+
+
+def test_scores_are_sacrebleu_s() -> None:
+    import sacrebleu
+
+    found = score_translations(SYSTEM, REFERENCE, "en")
+    bleu = sacrebleu.corpus_bleu(SYSTEM, [REFERENCE])
+    assert found.bleu == pytest.approx(bleu.score)
+    assert found.chrf == pytest.approx(sacrebleu.corpus_chrf(SYSTEM, [REFERENCE]).score)
+    assert found.n_lines == 3
+    assert list(found.metrics) == ["bleu", "chrf"]
+    version = sacrebleu.__version__
+    assert found.bleu_signature == (
+        f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{version}"
+    )
+    assert found.chrf_signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|")
+
+
+def test_a_perfect_translation_has_100_and_chinese_is_split_by_character() -> None:
+    found = score_translations(["我们的客人几分钟后到。"], ["我们的客人几分钟后到。"], "zh")
+    assert found.bleu == pytest.approx(100)
+    assert found.chrf == pytest.approx(100)
+    assert "tok:zh" in found.bleu_signature
+
+
+@pytest.mark.parametrize(
+    ("language", "alike"),
+    [("zho", "zh"), ("cmn", "zh"), ("yue", "zh"), ("jpn", "ja"), ("kor", "ko"), ("tha", "th")],
+)
+def test_languages_have_two_names(language: str, alike: str) -> None:
+    texts, references = ["我们的客人几分钟后到。"], ["我们的客人都到了。"]
+    found = score_translations(texts, references, language)
+    assert found == score_translations(texts, references, alike)
+    assert "tok:13a" not in found.bleu_signature
+
+
+@pytest.mark.parametrize("language", ["th", "lo", "km", "my", "bo"])
+def test_scripts_without_spaces_are_split_by_character(language: str) -> None:
+    """As spaced words, these two would have nothing in common."""
+    import sacrebleu
+
+    texts, references = ["แขกของเราจะมาถึงเร็วๆนี้"], ["แขกของเราจะมาถึงในไม่ช้า"]
+    found = score_translations(texts, references, language)
+    wanted = sacrebleu.corpus_bleu(texts, [references], tokenize="char")
+    assert found.bleu == pytest.approx(wanted.score)
+    assert found.bleu > 50
+    assert "|tok:char|" in found.bleu_signature
+
+
+def test_test_sets_are_pairs_of_files(tmp_path: Path) -> None:
+    (tmp_path / "test.en").write_text("One.\nTwo.\n")
+    with lzma.open(tmp_path / "test.de.xz", "wt") as stream:
+        stream.write("Eins.\nZwei.\n")
+    (tmp_path / "other.en").write_text("Alone.\n")
+    (tmp_path / "test.end").write_text("no language\n")
+    found = find_test_sets(tmp_path, "en", "de")
+    assert found == {"test": (tmp_path / "test.en", tmp_path / "test.de.xz")}
+    assert read_test_set(*found["test"]) == (["One.", "Two."], ["Eins.", "Zwei."])
+    (tmp_path / "test.en").write_text("One.\n")
+    with pytest.raises(InputError, match=r"test.de.xz: 2 lines, but 1 in .*test.en"):
+        read_test_set(*found["test"])
+    with pytest.raises(InputError, match=r"no test set from en to fr \(put X.en and X.fr there\)"):
+        find_test_sets(tmp_path, "en", "fr")
+
+
+def test_a_translator_is_measured(
+    translator_folder: Path, taught_pairs: list[tuple[str, str]]
+) -> None:
+    translator = Translator(Seq2Seq.load(translator_folder), target="de")
+    sources, references = ([pair[side] for pair in taught_pairs] for side in (0, 1))
+    n_done = 0
+
+    def note(n_lines: int) -> None:
+        nonlocal n_done
+        n_done += n_lines
+
+    found = measure_translation(translator, sources, references, on_progress=note)
+    assert found.bleu == pytest.approx(100)
+    assert n_done == found.n_lines == len(sources)
+    wrong = measure_translation(translator, sources, references[1:] + references[:1])
+    assert wrong.bleu < 20
+
+
+def test_mistakes_are_said() -> None:
+    with pytest.raises(InputError, match="2 translations for 1 references"):
+        score_translations(["a", "b"], ["a"])
+    with pytest.raises(InputError, match="no lines to score"):
+        score_translations([], [])
+
+
+@pytest.fixture
+def news(tmp_path: Path, taught_pairs: list[tuple[str, str]]) -> Path:
+    """The pairs that the tiny translator knows as a test set, English packed."""
+    folder = tmp_path / "translation"
+    folder.mkdir()
+    sides = ["".join(f"{pair[side]}\n" for pair in taught_pairs) for side in (0, 1)]
+    (folder / "newstest2014.en.xz").write_bytes(lzma.compress(sides[0].encode()))
+    (folder / "newstest2014.de").write_text(sides[1], encoding="utf-8")
+    (folder / "newstest2014.fr").write_text(sides[1], encoding="utf-8")
+    return tmp_path
+
+
+def test_the_task_in_both_directions(translator_folder: Path, news: Path) -> None:
+    settings, steps = TaskSettings(), []
+    asked = list_directions(news, settings, task="translation")
+    assert asked == ["de-en", "de-fr", "en-de", "en-fr", "fr-de", "fr-en"]
+    outcomes = measure_translations(
+        Seq2Seq.load(translator_folder),
+        news,
+        task="translation",
+        languages=asked,
+        settings=settings,
+        seed=0,
+        on_progress=lambda done, total: steps.append((done, total)),
+    )
+    assert [outcome.language for outcome in outcomes] == ["de-en", "en-de"]
+    assert steps[-1] == (16, 16)
+    for outcome in outcomes:
+        assert outcome.metrics["bleu"] == pytest.approx(100)
+        assert outcome.items is None and outcome.n_items == 8
+        assert outcome.counts == {"directions_not_taught": 4}
+        assert "tok:13a" in outcome.notes["bleu"]
+
+
+def test_the_task_in_a_grid(translator_folder: Path, tiny_folder: Path, news: Path) -> None:
+    kinds = find_kinds(["translation"])
+    folders = [f"good={translator_folder}", f"plain={tiny_folder}", f"floor=random:{tiny_folder}"]
+    entrants = find_entrants(folders, of_vectors=False)
+    cells, _ = plan_cells(entrants, kinds, [1], news, languages=["en-de"])
+    runner = CellRunner("cpu")
+    results = [runner.run(cell) for cell in cells]
+    (row,) = make_rows(cells[0], results[0])
+    assert row["language"] == "en-de" and row["metric"] == "bleu"
+    assert row["value"] == pytest.approx(100) and "nrefs:1" in row["notes"]["bleu"]
+    assert "is no encoder–decoder" in (results[1].error or "")
+    assert "random weights translate nothing" in (results[2].error or "")
+    assert [cell.seed for cell in cells] == [None, None, 1]
+
+
+def test_what_a_model_was_not_taught(translator_folder: Path, news: Path) -> None:
+    model = Seq2Seq.load(translator_folder)
+    with pytest.raises(InputError, match="this model translates de-en en-de, not en-fr"):
+        choose_directions(model, ["en-fr"])
+    with pytest.raises(InputError, match=r"no files of multi30k here"):
+        list_directions(news, TaskSettings(), task="multi30k")

@@ -1,0 +1,249 @@
+"""Parsing as a task: trees encoded, padded shapes that change nothing, a parser that learns."""
+
+from __future__ import annotations
+
+import shutil
+from copy import deepcopy
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from calque.errors import InputError
+from calque.evaluation.settings import TaskSettings
+from calque.evaluation.tasks.parsing import (
+    ParseExamples,
+    Parser,
+    encode_trees,
+    find_treebanks,
+    list_languages,
+    measure_parsing,
+)
+from calque.io.conllu import ParsedSentence, find_fault, read_trees
+from calque.models.encoder import Encoder
+from calque.models.heads import NO_LABEL
+from calque.tokens.layout import fit_shape
+
+DATA = Path(__file__).parents[1] / "data"
+UD = DATA / "ud"
+SETTINGS = TaskSettings(epochs=1, batch_tokens=256)
+
+
+def copy_of(encoder: Encoder) -> Encoder:
+    return Encoder(deepcopy(encoder.model), encoder.tokenizer)
+
+
+def encode(
+    encoder: Encoder,
+    sentences: list[ParsedSentence],
+    longest: int = 128,
+    max_words: int | None = None,
+    one_window: bool = False,
+) -> ParseExamples:
+    names = sorted({name for sentence in sentences for name in sentence.deprels})
+    return encode_trees(
+        encoder.tokenizer,
+        sentences,
+        {name: number for number, name in enumerate(names)},
+        longest,
+        max_words=max_words,
+        overlap=0.25,
+        one_window=one_window,
+    )
+
+
+def make_parser(encoder: Encoder, n_relations: int = 40) -> Parser:
+    generator = torch.Generator().manual_seed(1)
+    parser = Parser(copy_of(encoder), n_relations, 0, SETTINGS, generator).eval()
+    with torch.no_grad():
+        for weight in (parser.head.arc, parser.head.arc_bias, parser.head.relation):
+            weight.normal_(0, 0.05, generator=generator)
+    return parser
+
+
+@pytest.fixture(scope="module")
+def trees() -> list[ParsedSentence]:
+    return read_trees(UD / "fr_gsd-ud-test.conllu")
+
+
+def test_a_batch_by_hand(tiny_encoder: Encoder) -> None:
+    names = ("nsubj", "root")
+    short = ParsedSentence(("dogs", "bark"), ("NOUN", "VERB"), (2, 0), names, "")
+    other = ParsedSentence(("go",), ("VERB",), (0,), ("root",), "")
+    batch = encode(tiny_encoder, [other, short]).collate(np.array([1, 0]))
+    assert batch.is_word.tolist() == [[True, True], [True, False]]
+    assert batch.heads.tolist() == [[2, 0], [0, NO_LABEL]]
+    tokenizer = tiny_encoder.tokenizer.backend_tokenizer
+    pieces = [len(tokenizer.encode([w], is_pretokenized=True).ids) - 2 for w in ("dogs", "bark")]
+    dogs, bark = 1, 1 + pieces[0]
+    go = bark + pieces[1] + 2  # behind the end of one sentence and the start of the other
+    n_tokens = len(batch.tokens.ids)
+    assert batch.places.tolist()[:3] == [dogs, bark, go]
+    words = {dogs: (0, bark, 0), bark: (1, n_tokens, 1), go: (2, n_tokens, 1)}
+    other_tokens = (4, n_tokens, NO_LABEL)  # the cell beyond, the root, nothing to learn
+    for token in range(n_tokens):
+        known = (batch.cells[token], batch.head_rows[token], batch.relations[token])
+        assert tuple(map(int, known)) == words.get(token, other_tokens)
+
+
+def test_a_fixed_shape_changes_no_loss(tiny_encoder: Encoder, trees: list[ParsedSentence]) -> None:
+    examples = encode(tiny_encoder, trees, one_window=True)
+    rows = np.random.default_rng(0).permutation(len(trees))[:9]
+    plain = examples.collate(rows)
+    shape = fit_shape(examples.lengths, [rows])
+    padded = examples.collate(rows, replace(shape, sequences=shape.sequences + 3))
+    sizes = {f.name: getattr(padded, f.name).shape for f in fields(padded) if f.name != "tokens"}
+    others = np.arange(7)  # another batch has tensors of the same sizes
+    again = examples.collate(others, replace(shape, sequences=shape.sequences + 3))
+    assert sizes == {n: getattr(again, n).shape for n in sizes}
+    parser = make_parser(tiny_encoder)
+    with torch.no_grad():
+        torch.testing.assert_close(parser(padded), parser(plain), rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_parses_as_its_sentences_alone(
+    tiny_encoder: Encoder, trees: list[ParsedSentence]
+) -> None:
+    parser = make_parser(tiny_encoder)
+    together = parser.parse(encode(tiny_encoder, trees), SETTINGS)
+    names = sorted({name for sentence in trees for name in sentence.deprels})
+    begin = 0
+    for tree in trees:
+        n = len(tree.words)
+        alone = encode_trees(
+            tiny_encoder.tokenizer,
+            [tree],
+            {name: number for number, name in enumerate(names)},
+            128,
+            max_words=None,
+            overlap=0.25,
+            one_window=False,
+        )
+        found = parser.parse(alone, SETTINGS)
+        heads = together.heads[begin : begin + n].tolist()
+        assert heads == found.heads.tolist()
+        assert find_fault(heads) is None
+        kinds = together.relations[begin : begin + n]
+        assert kinds.tolist() == found.relations.tolist()
+        # The root's relation is the root's alone; here it has the number 0.
+        assert ((kinds == 0) == (np.array(heads) == 0)).all()
+        begin += n
+    assert begin == len(together.heads)
+
+
+def test_long_sentences_are_read_in_windows(
+    tiny_encoder: Encoder, trees: list[ParsedSentence]
+) -> None:
+    examples = encode(tiny_encoder, trees, longest=24)
+    assert (examples.n_windows > 1).any()
+    assert examples.n_cut == 0
+    assert examples.windows.lengths.max() <= 24
+    assert examples.n_words.tolist() == [len(tree.words) for tree in trees]
+    # Every word's place has its own first subword.
+    batch = examples.collate(np.arange(len(trees)))
+    words = [word for tree in trees for word in tree.words]
+    ids = batch.tokens.ids[batch.places[: len(words)]]
+    for word, number in zip(words, ids.tolist(), strict=True):
+        encoding = tiny_encoder.tokenizer.backend_tokenizer.encode(
+            [word], is_pretokenized=True, add_special_tokens=False
+        )
+        assert encoding.ids[0] == number
+    parses = make_parser(tiny_encoder).parse(examples, SETTINGS)
+    for begin, n in zip(
+        np.cumsum(examples.n_words) - examples.n_words, examples.n_words, strict=True
+    ):
+        assert find_fault(parses.heads[begin : begin + n].tolist()) is None
+
+
+def test_what_is_cut_is_counted(tiny_encoder: Encoder, trees: list[ParsedSentence]) -> None:
+    few = encode(tiny_encoder, trees, max_words=7)
+    assert few.n_words.max() == 7
+    assert few.n_cut == sum(max(0, len(tree.words) - 7) for tree in trees)
+    heads = [head if head <= 7 else NO_LABEL for tree in trees for head in tree.heads[:7]]
+    assert few.heads.tolist() == heads
+    once = encode(tiny_encoder, trees, longest=24, one_window=True)
+    assert (once.n_windows == 1).all()
+    assert once.n_cut == sum(len(tree.words) for tree in trees) - once.n_words.sum() > 0
+
+
+def test_words_without_subwords_have_heads(tiny_encoder: Encoder) -> None:
+    bare = ParsedSentence(("dogs", "\u200d", "bark"), ("X",) * 3, (3, 3, 0), ("a", "b", "root"), "")
+    examples = encode(tiny_encoder, [bare])
+    assert examples.n_bare == 1
+    batch = examples.collate(np.array([0]))
+    assert batch.tokens.ids[batch.places[1]] == tiny_encoder.tokenizer.unk_token_id
+    parses = make_parser(tiny_encoder).parse(examples, SETTINGS)
+    assert find_fault(parses.heads.tolist()) is None
+
+
+def test_treebanks_are_found_by_their_names(tmp_path: Path) -> None:
+    for folder in (DATA, UD):
+        files = find_treebanks(folder)
+        assert (sorted(files.train), sorted(files.dev)) == (["en"], ["en"])
+        assert sorted(files.test) == ["de", "en", "fr", "zh"]
+    assert list_languages(DATA, SETTINGS) == ["en", "de", "fr", "zh"]
+    nested = tmp_path / "UD_English-EWT"
+    nested.mkdir()
+    for part in ("train", "test"):
+        shutil.copy(UD / f"en_ewt-ud-{part}.conllu", nested)
+    assert list_languages(tmp_path, SETTINGS) == ["en"]
+    shutil.copytree(nested, tmp_path / "data" / "xtreme" / "ud" / nested.name)
+    assert list_languages(tmp_path / "data", SETTINGS) == ["en"]
+    shutil.copy(UD / "en_ewt-ud-test.conllu", tmp_path / "en_gum-ud-test.conllu")
+    with pytest.raises(InputError, match="is of 'en' too"):
+        find_treebanks(tmp_path)
+
+
+def test_missing_treebanks_are_named(tiny_encoder: Encoder, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        find_treebanks(tmp_path / "none")
+    with pytest.raises(InputError, match="no treebanks to learn from"):
+        find_treebanks(tmp_path)
+    with pytest.raises(InputError, match=r"'sv' on \(choose from: en de fr zh\)"):
+        measure_parsing(tiny_encoder, UD, languages=["sv"], settings=SETTINGS, seed=0)
+    with pytest.raises(InputError, match="source 'de'"):
+        list_languages(UD, replace(SETTINGS, source="de"))
+
+
+def test_outcomes_are_complete_and_repeat(tiny_encoder: Encoder) -> None:
+    settings = replace(SETTINGS, train_examples=12, test_examples=6, select="best", epochs=2)
+    told: list[tuple[int, int]] = []
+
+    def measure(seed: int, on_progress: object = None) -> dict[str, object]:
+        outcomes = measure_parsing(
+            copy_of(tiny_encoder),
+            UD,
+            languages=["zh", "en"],
+            settings=settings,
+            seed=seed,
+            on_progress=lambda done, total: told.append((done, total)),
+        )
+        return {outcome.language: outcome for outcome in outcomes}
+
+    found = measure(0)
+    assert list(found) == ["en", "zh"]
+    for outcome in found.values():
+        assert list(outcome.metrics) == ["las", "uas"]
+        assert outcome.items.score == pytest.approx(outcome.metrics["las"], abs=1e-6)
+        assert outcome.n_items == len(outcome.items.numerators) == 6
+        assert outcome.counts["train_sentences"] == 12
+        scored = outcome.counts["words"] - outcome.counts["words_ignored"]
+        assert outcome.items.denominators.sum() == scored
+    assert told[-1][0] == told[-1][1]
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    again = measure(0)
+    assert all(again[name].metrics == found[name].metrics for name in found)
+    np.testing.assert_array_equal(again["zh"].items.numerators, found["zh"].items.numerators)
+
+
+def test_a_parser_learns_trees_by_heart(tiny_encoder: Encoder, tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        shutil.copy(UD / "en_ewt-ud-test.conllu", tmp_path / f"en_ewt-ud-{part}.conllu")
+    settings = TaskSettings(
+        epochs=30, batch_tokens=256, learning_rate=1e-3, head_learning_rate=3e-3
+    )
+    (outcome,) = measure_parsing(copy_of(tiny_encoder), tmp_path, settings=settings, seed=0)
+    assert outcome.metrics["uas"] > 90
+    assert outcome.metrics["las"] > 85

@@ -1,0 +1,320 @@
+"""Plug-in fine-tuning: pairs beside each other read as they do one by one; what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from calque import cli
+from calque.errors import InputError
+from calque.evaluation.finetuning.plug_in import Paired, PluggedTokens, read_plugged
+from calque.evaluation.grid.grid import plan_cells
+from calque.evaluation.grid.model_specs import find_entrants
+from calque.evaluation.grid.runner import CellRunner
+from calque.evaluation.registry import find_kinds
+from calque.evaluation.settings import TaskSettings
+from calque.evaluation.tasks.classification import (
+    ClassExamples,
+    ClassPairs,
+    TextClassifier,
+    encode_class_pairs,
+    encode_texts,
+    measure_pairs,
+)
+from calque.evaluation.tasks.parsing import measure_parsing
+from calque.evaluation.tasks.reviews import measure_reviews
+from calque.evaluation.tasks.tagging import TagExamples, Tagger, encode_tag_pairs, encode_tagged
+from calque.io.conllu import TaggedSentence, read_tagged
+from calque.io.labelled import LabelledText, read_pairs
+from calque.models.encoder import Encoder
+from calque.models.heads import NO_LABEL
+from calque.models.veco import Veco
+from calque.tokens.layout import fit_shape
+from calque.tokens.ragged import BatchShape, Ragged, pack
+
+DATA = Path(__file__).parents[1] / "data"
+XNLI = DATA / "xtreme" / "xnli"
+CLASSES = ["contradiction", "entailment", "neutral"]
+PLUG = TaskSettings(plug="in", dropout=0.0, body_dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def veco(tiny_encoder: Encoder) -> Veco:
+    """A model whose cross-attention does say something."""
+    found = Veco.plug(tiny_encoder, "random", torch.Generator().manual_seed(1)).eval()
+    with torch.no_grad():
+        for name, weight in found.named_parameters():
+            if ".crossattention." in name and weight.ndim == 2:
+                weight.mul_(10)
+    return found
+
+
+def copy_veco(veco: Veco) -> Veco:
+    return Veco(deepcopy(veco.model), veco.tokenizer)
+
+
+def encode_pairs(veco: Veco, pairs: Sequence[Paired[LabelledText]]) -> ClassPairs:
+    def encode(examples: Sequence[LabelledText], classes: list[str]) -> ClassExamples:
+        return encode_texts(veco.tokenizer, examples, classes, longest=64)
+
+    return encode_class_pairs(encode, pairs, CLASSES)
+
+
+@pytest.fixture(scope="module")
+def real_pairs() -> list[Paired[LabelledText]]:
+    """German with its English, the third without, the fourth of which English is not learnt."""
+    sides = [read_pairs(XNLI / f"dev-{name}.tsv")[:6] for name in ("de", "en")]
+    pairs = [Paired(german, english, True) for german, english in zip(*sides, strict=True)]
+    pairs[2], pairs[3] = Paired(sides[0][2]), Paired(sides[0][3], sides[1][3])
+    return pairs
+
+
+def read_alone(veco: Veco, ids: np.ndarray, other: np.ndarray | None) -> torch.Tensor:
+    """[H ; S] of one sequence, by nothing but the model's two ways of reading."""
+    one = pack(Ragged.of([ids]), pad_id=1)
+    (alone,) = veco(one)
+    if other is None:
+        return torch.cat([alone, alone], 1)
+    read = pack(Ragged.of([other]), pad_id=1)
+    (keys,) = veco(read)
+    return torch.cat([alone, veco.cross(one, keys, read)], 1)
+
+
+@pytest.mark.parametrize("in_rows", [False, True])
+def test_pairs_are_read_as_one_by_one(
+    veco: Veco, real_pairs: list[Paired[LabelledText]], in_rows: bool
+) -> None:
+    pairs = encode_pairs(veco, real_pairs)
+    rows = np.array([4, 2, 0, 3, 1])
+    shape: BatchShape | None = fit_shape(pairs.lengths, [rows]) if in_rows else None
+    batch = pairs.collate(rows, shape)
+    assert isinstance(batch.tokens, PluggedTokens)
+    with torch.no_grad():
+        states = read_plugged(veco, batch.tokens)
+        found = states[batch.firsts]
+        texts = pairs.texts.text
+        ids = np.split(texts.ids, np.cumsum(texts.lengths)[:-1])
+        for place, row in enumerate(rows.tolist()):
+            right = int(pairs.rows.right[row])
+            other = None if right < 0 else ids[right]
+            expected = read_alone(veco, ids[row], other)
+            torch.testing.assert_close(found[place], expected[0], atol=2e-5, rtol=1e-4)
+            if other is not None:
+                turned = read_alone(veco, other, ids[row])[0]
+                torch.testing.assert_close(found[len(rows) + place], turned, atol=2e-5, rtol=1e-4)
+                wrong = read_alone(veco, ids[row], ids[row])[0]
+                assert (wrong - expected[0]).abs().max() > 1e-2
+    assert pairs.rows.right[2] == -1
+    german, english = batch.labels[: len(rows)], batch.labels[len(rows) :]
+    assert german.tolist() == pairs.labels[rows].tolist()
+    assert english.tolist()[1] == english.tolist()[3] == NO_LABEL
+    assert english.tolist()[0] == german.tolist()[0]
+
+
+def test_the_same_loss_in_rows(veco: Veco, real_pairs: list[Paired[LabelledText]]) -> None:
+    pairs = encode_pairs(veco, real_pairs)
+    model = TextClassifier(copy_veco(veco), 3, PLUG, torch.Generator().manual_seed(0)).eval()
+    rows = np.arange(6)
+    shape = fit_shape(pairs.lengths, [rows])
+    losses = [model(pairs.collate(rows, s)) for s in (None, shape)]
+    torch.testing.assert_close(losses[0], losses[1])
+    losses[0].backward()
+    plugs = [p for n, p in model.encoder.named_parameters() if ".crossattention." in n]
+    assert plugs and all(p.grad is not None and p.grad.abs().sum() > 0 for p in plugs)
+
+
+def test_without_any_translation_the_cross_attention_says_nothing(
+    veco: Veco, real_pairs: list[Paired[LabelledText]]
+) -> None:
+    alone = [Paired(pair.example) for pair in real_pairs]
+    model = TextClassifier(copy_veco(veco), 3, PLUG, torch.Generator().manual_seed(0)).eval()
+    model(encode_pairs(veco, alone).collate(np.arange(6))).backward()
+    plugs = [p.grad for n, p in model.encoder.named_parameters() if ".crossattention." in n]
+    assert all(grad is None or not grad.any() for grad in plugs)
+
+
+def test_windows_of_long_sentences_are_paired_in_order(veco: Veco) -> None:
+    def encode(sentences: Sequence[TaggedSentence], names: list[str]) -> TagExamples:
+        return encode_tagged(veco.tokenizer, sentences, names, longest=24, overlap=0.25)
+
+    english = read_tagged(DATA / "xtreme" / "udpos" / "dev-en.tsv")
+    german = read_tagged(DATA / "xtreme" / "udpos" / "dev-de.tsv")
+    names = sorted({tag for sentence in english + german for tag in sentence.tags} - {"_"})
+    both = list(zip(german, english, strict=False))
+    pairs = [Paired(x, y, learns_other=k % 2 == 0) for k, (x, y) in enumerate(both)]
+    pairs.append(Paired(german[0]))
+    found = encode_tag_pairs(encode, pairs, names)
+    alone = encode([pair.example for pair in pairs], names)
+    assert found.counts["sentences_in_windows"] == alone.counts["sentences_in_windows"] > 0
+    assert len(found.lengths) > len(pairs)
+    # Every tagged word is asked about exactly once, on both sides, and in no other translation.
+    words, n_words = found.find_words(np.arange(len(found.lengths)))
+    numbers = np.sort(found.words[words])
+    n_learnt = [len(p.other.words) for p in pairs if p.other is not None and p.learns_other]
+    learnt = numbers[numbers >= len(found.tags)]
+    assert np.array_equal(numbers[numbers < len(found.tags)], np.sort(alone.words))
+    assert len(np.unique(learnt)) == len(learnt) <= sum(n_learnt) and len(learnt) > 0
+    assert n_words.sum() == len(words)
+    model = Tagger(copy_veco(veco), names, PLUG, torch.Generator().manual_seed(0)).eval()
+    rows = np.arange(len(found.lengths))
+    shape = fit_shape(found.lengths, [rows])
+    torch.testing.assert_close(model(found.collate(rows)), model(found.collate(rows, shape)))
+
+
+def test_xnli_by_line(veco: Veco) -> None:
+    settings = TaskSettings(
+        setting="translate-train-all", plug="in", epochs=1, max_length=64, train_examples=12
+    )
+    outcomes = measure_pairs(copy_veco(veco), DATA, task="xnli", settings=settings, seed=0)
+    assert [outcome.language for outcome in outcomes] == ["en", "de", "sw"]
+    for outcome in outcomes:
+        # German and Swahili, and English beside each of them.
+        assert outcome.counts["train_examples"] == 4 * 12
+        assert outcome.counts["paired_by_line"] == outcome.n_items
+        assert "without_translation" not in outcome.counts
+    again = measure_pairs(copy_veco(veco), DATA, task="xnli", settings=settings, seed=0)
+    assert [o.metrics for o in again] == [o.metrics for o in outcomes]
+
+
+def test_translations_that_name_their_original(
+    veco: Veco, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "xnli"
+    (folder / "translate-train").mkdir(parents=True)
+    (folder / "translate-test").mkdir()
+    sides = [
+        [line.split("\t") for line in (XNLI / f"dev-{name}.tsv").read_text("utf-8").splitlines()]
+        for name in ("en", "de")
+    ]
+    english, german = sides
+
+    def write(place: str, rows: Sequence[Sequence[str]]) -> None:
+        text = "\n".join("\t".join(columns) for columns in rows)
+        (folder / place).write_text(text, encoding="utf-8")
+
+    write("train-en.tsv", english[:40])
+    five = [[*en[:2], *de] for en, de in zip(english, german, strict=True)]
+    write("translate-train/en-de-translated.tsv", five[10:40][::-1])  # not in the same order
+    write("dev-en.tsv", english[60:70])
+    write("dev-de.tsv", german[60:75])  # no line by line translation of the English
+    write("translate-test/test-de-en-translated.tsv", english[60:75])
+    settings = TaskSettings(setting="translate-train-all", plug="in", epochs=1, max_length=64)
+    en, de = measure_pairs(copy_veco(veco), tmp_path, task="xnli", settings=settings, seed=0)
+    assert en.counts["train_examples"] == 40 + 30
+    assert en.counts["learnt_without_translation"] == 10
+    assert en.counts["without_translation"] == 10 and "paired_by_line" not in en.counts
+    assert "without_translation" not in de.counts and "paired_by_line" not in de.counts
+    (folder / "translate-test" / "test-de-en-translated.tsv").unlink()
+    write("translate-test/test-de.tsv", english[60:70])
+    other = replace(settings, epochs=2)  # what was read before is remembered by the settings
+    monkeypatch.delattr(
+        "calque.evaluation.finetuning.experiment.fine_tune"
+    )  # it is told before anything is learnt
+    with pytest.raises(InputError, match="10 translations of 15 tests"):
+        measure_pairs(copy_veco(veco), tmp_path, task="xnli", settings=other, seed=0)
+
+
+def test_reviews_of_one_language_have_nothing_to_read(veco: Veco) -> None:
+    settings = TaskSettings(plug="in", epochs=1, batch_tokens=128)
+    with pytest.raises(InputError, match="nothing to learn from has a translation"):
+        measure_reviews(copy_veco(veco), DATA, settings=settings, seed=0)
+
+
+def test_what_cannot_be_plugged_in(tiny_encoder: Encoder, veco: Veco) -> None:
+    settings = TaskSettings(plug="in", epochs=1)
+    with pytest.raises(InputError, match="this model has no cross-attention"):
+        measure_pairs(tiny_encoder, DATA, task="xnli", settings=settings, seed=0)
+    with pytest.raises(InputError, match="this task has no plug-in fine-tuning"):
+        measure_parsing(copy_veco(veco), DATA, settings=settings, seed=0)
+
+
+def test_a_grid_plugs_in_what_a_folder_holds(veco: Veco, tiny_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    veco.publish(folder, dtype=torch.float32, state=veco.model.state_dict())
+    chosen = {"setting": "translate-train-all", "plug": "in", "epochs": 1, "train_examples": 6}
+    names = [f"veco={folder}", f"floor=random:{tiny_folder}", f"plain={tiny_folder}"]
+    entrants = find_entrants(names, of_vectors=False)
+    kinds = find_kinds(["pawsx"])
+    cells, _ = plan_cells(entrants, kinds, [1], DATA, languages=["de"], chosen=chosen)
+    runner = CellRunner("cpu")
+    results = {cell.entrant.name: runner.run(cell) for cell in cells}
+    for name in ("veco", "floor"):
+        assert results[name].error is None
+        assert (
+            results[name].outcomes[0].counts["paired_by_line"] == results[name].outcomes[0].n_items
+        )
+    assert "no cross-attention" in (results["plain"].error or "")
+    out, _ = plan_cells(entrants[:1], kinds, [1], DATA, chosen=chosen | {"plug": "out"})
+    assert runner.run(out[0]).error is None
+    assert out[0].config != cells[0].config
+    (folder / "veco" / "model.safetensors").write_bytes(b"other")
+    assert entrants[0].hash() != cells[0].config.split("-")[2]
+
+
+def test_the_command_warns_of_missing_translations(
+    veco: Veco, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Once a model and task: another seed says the same."""
+    veco.publish(tmp_path / "model", dtype=torch.float32, state=veco.model.state_dict())
+    folder = tmp_path / "data" / "xnli"
+    (folder / "translate-train").mkdir(parents=True)
+    lines = {
+        name: (XNLI / f"dev-{name}.tsv").read_text("utf-8").splitlines() for name in ("en", "de")
+    }
+    five = [
+        "\t".join([*en.split("\t")[:2], de])
+        for en, de in zip(lines["en"], lines["de"], strict=True)
+    ]
+    for name, rows in (
+        ("train-en.tsv", lines["en"][:20]),
+        ("translate-train/en-de-translated.tsv", five[:15]),
+        ("test-en.tsv", lines["en"][60:64]),
+        ("test-de.tsv", lines["de"][60:66]),
+    ):
+        (folder / name).write_text("\n".join(rows), encoding="utf-8")
+    command = ["evaluate", f"veco={tmp_path / 'model'}", "--data", str(tmp_path / "data")]
+    command += ["--tasks", "xnli", "--setting", "translate-train-all", "--device", "cpu"]
+    command += ["--seeds", "2", "--jobs", "0", "--set", "epochs=1", "--set", "max_length=64"]
+    assert cli.run([*command, "--set", "plug=in", "-o", str(tmp_path / "in")]) == 0
+    found = capfd.readouterr().err
+    assert [line for line in found.splitlines() if "warning" in line] == [
+        "warning: veco, xnli: no translation of 5 examples to learn from, 4 of 4 tests of en, "
+        "6 of 6 tests of de: read alone, as with plug=out"
+    ]
+    assert cli.run([*command, "--set", "plug=out", "-o", str(tmp_path / "out")]) == 0
+    assert "warning" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("plug", "is_learnt"), [("in", True), ("out", False)])
+def test_what_only_the_translation_says(
+    veco: Veco, tmp_path: Path, plug: Literal["in", "out"], is_learnt: bool
+) -> None:
+    """All German texts are alike; the class is in the English alone, which plug-out never sees."""
+    folder = tmp_path / "xnli"
+    (folder / "translate-train").mkdir(parents=True)
+    signs = {"entailment": "yes yes yes", "neutral": "maybe", "contradiction": "no no"}
+    english = [f"I see .\t{signs[CLASSES[k % 3]]}\t{CLASSES[k % 3]}" for k in range(60)]
+    german = [f"Ich sehe .\tEs ist so\t{CLASSES[k % 3]}" for k in range(60)]
+    for name, lines in (("en", english), ("de", german)):
+        place = folder if name == "en" else folder / "translate-train"
+        (place / f"train-{name}.tsv").write_text("\n".join(lines), encoding="utf-8")
+        (folder / f"dev-{name}.tsv").write_text("\n".join(lines[:30]), encoding="utf-8")
+    settings = TaskSettings(
+        setting="translate-train-all",
+        plug=plug,
+        epochs=8,
+        batch_tokens=256,
+        learning_rate=2e-3,
+        head_learning_rate=2e-3,
+    )
+    (outcome,) = measure_pairs(
+        copy_veco(veco), tmp_path, task="xnli", languages=["de"], settings=settings, seed=0
+    )
+    assert outcome.metrics["accuracy"] > 90 if is_learnt else outcome.metrics["accuracy"] < 50

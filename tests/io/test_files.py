@@ -1,0 +1,409 @@
+import gzip
+import io
+import lzma
+import os
+import resource
+import stat
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from calque.errors import InputError
+from calque.io.files import (
+    CHUNK_BYTES,
+    SkippedLines,
+    check_target,
+    read_chunks,
+    read_lines,
+    write_atomically,
+)
+
+SAMPLE = Path(__file__).parent.parent / "data" / "en-de.tsv"
+SUFFIXES = ["", ".gz", ".xz", ".zst"]
+PACK = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Write bytes to a file and give its path."""
+
+    def write(data: bytes, name: str = "text.txt") -> Path:
+        path = tmp_path / name
+        path.write_bytes(data)
+        return path
+
+    return write
+
+
+def refusal(path) -> InputError:
+    """Read a file that must be refused, and give the error."""
+    with pytest.raises(InputError) as caught:
+        list(read_lines(path))
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_is_written_is_read_back(tmp_path, suffix):
+    path = tmp_path / f"sample.tsv{suffix}"
+    expected = SAMPLE.read_text("utf-8")
+    with write_atomically(path) as stream:
+        stream.write(expected)
+    assert path.read_bytes().startswith(PACK[suffix](b"x")[:2]) or suffix == ""
+    assert list(read_lines(path)) == expected.splitlines()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_other_programs_files_are_read(place, suffix):
+    data = SAMPLE.read_bytes()
+    path = place(PACK[suffix](data), f"sample.tsv{suffix}")
+    assert list(read_lines(path)) == data.decode().splitlines()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES[1:])
+def test_concatenated_archives_are_read_through(place, suffix):
+    path = place(PACK[suffix](b"one\n") + PACK[suffix](b"two\n"), f"text{suffix}")
+    assert list(read_lines(path)) == ["one", "two"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(lines=st.lists(st.text(st.characters(exclude_characters="\n\r\0\ufeff", codec="utf-8"))))
+@pytest.mark.parametrize("suffix", ["", ".zst"])
+def test_any_lines_survive_a_round_trip(tmp_path, suffix, lines):
+    path = tmp_path / f"lines{suffix}"
+    with write_atomically(path) as stream:
+        stream.writelines(line + "\n" for line in lines)
+    assert list(read_lines(path)) == lines
+
+
+def test_only_newlines_end_a_line(place):
+    path = place("a\u2028b\x0bc\x85d\re\r\nf\r\r\ng".encode())
+    assert list(read_lines(path)) == ["a\u2028b\x0bc\x85d\re", "f\r", "g"]
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"a\n\n", ["a", ""]),
+        (b"a\n\nb", ["a", "", "b"]),
+        (b"\xef\xbb\xbf", []),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb", ["a", "\ufeffb"]),
+    ],
+)
+def test_edges_of_files(place, data, lines):
+    assert list(read_lines(place(data))) == lines
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_line_longer_than_any_buffer(place, suffix):
+    long = "ü" * (5 * CHUNK_BYTES)
+    path = place(PACK[suffix](f"a\n{long}\nb".encode()), f"long{suffix}")
+    assert list(read_lines(path)) == ["a", long, "b"]
+
+
+def test_blocks_join_where_characters_are_cut(place):
+    text = "x" + "€\n" * CHUNK_BYTES  # 4 bytes a line after 1: chunks end inside characters
+    assert list(read_lines(place(text.encode()))) == text.splitlines()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_reading_takes_constant_memory(place, suffix):
+    data = b"the same line" * 20 + b"\n"
+    data *= 200_000
+    path = place(PACK[suffix](data), f"big{suffix}")
+    tracemalloc.start()
+    n_lines = sum(1 for _ in read_lines(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert n_lines == 200_000
+    assert peak < len(data) / 2
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("n_bytes", [1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 3])
+def test_chunks_are_the_bytes_of_the_file(place, suffix, n_bytes):
+    """Whatever they are: no line ends, no UTF-8, no byte order mark is looked for."""
+    data = b"\xef\xbb\xbf\r\n\0\xff" + np.random.default_rng(n_bytes).bytes(n_bytes)
+    path = place(PACK[suffix](data[:n_bytes]), f"bytes{suffix}")
+    chunks = list(read_chunks(path))
+    assert b"".join(chunks) == data[:n_bytes]
+    assert all(chunks)
+    # zstandard gives what a piece of the file unpacks to, of random bytes hardly more than that.
+    assert max(map(len, chunks)) <= CHUNK_BYTES * (2 if suffix == ".zst" else 1)
+
+
+def test_chunks_of_an_empty_file_and_of_a_pipe(place, monkeypatch):
+    assert list(read_chunks(place(b""))) == []
+    for pack in PACK.values():
+        piped = io.TextIOWrapper(io.BufferedReader(io.BytesIO(pack(b"\xffone"))))
+        monkeypatch.setattr(sys, "stdin", piped)
+        assert b"".join(read_chunks("-")) == b"\xffone"
+
+
+def list_open_files() -> list[str]:
+    folder = "/proc/self/fd"
+    return [os.path.realpath(f"{folder}/{number}") for number in os.listdir(folder)]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not tell")
+def test_a_file_is_opened_when_the_first_chunk_is_wanted_and_closed_with_the_rest_unread(place):
+    absent = read_chunks("absent")
+    with pytest.raises(InputError, match="absent: no such file"):
+        next(absent)
+    path = place(b"x" * (3 * CHUNK_BYTES))
+    chunks = read_chunks(path)
+    assert next(chunks)
+    assert str(path) in list_open_files()
+    chunks.close()
+    assert str(path) not in list_open_files()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES[1:])
+def test_chunks_before_the_damage_come_first(place, suffix):
+    packed = PACK[suffix](np.random.default_rng(0).bytes(4 * CHUNK_BYTES))
+    chunks = read_chunks(place(packed[: len(packed) // 2], f"cut{suffix}"))
+    assert next(chunks)
+    with pytest.raises(InputError, match=f"damaged or truncated {suffix} data"):
+        list(chunks)
+
+
+def run_python(code: str, *args: str, stdin: bytes = b"") -> str:
+    """Run code in a fresh interpreter and give what it printed."""
+    command = [sys.executable, "-c", code, *args]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, input=stdin, stdout=subprocess.PIPE, env=env, check=True)
+    return done.stdout.decode()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_standard_input_packed_or_not(monkeypatch, suffix):
+    buffer = io.BufferedReader(io.BytesIO(PACK[suffix]("één\ntwee".encode())))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(buffer))
+    assert list(read_lines("-")) == ["één", "twee"]
+    assert not buffer.closed
+
+
+def test_pipes_in_and_out():
+    code = (
+        "from calque.io.files import read_lines, write_atomically\n"
+        "with write_atomically('-') as out:\n"
+        "    out.writelines(line[::-1] + '\\n' for line in read_lines('-'))"
+    )
+    assert run_python(code, stdin=gzip.compress(b"abc\nxyz\n")) == "cba\nzyx\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "line", "problem"),
+    [
+        (b"good\nbad \xff here\n", 2, "invalid UTF-8 at byte 5"),
+        (b"good\ncut \xe2\x82", 2, "invalid UTF-8 at byte 5"),
+        (b"good\n\nnul\0\n", 3, "NUL byte"),
+        ("a\tb\n".encode("utf-16"), 1, "NUL byte"),
+        (b"a\n" * CHUNK_BYTES + b"\x80", CHUNK_BYTES + 1, "invalid UTF-8 at byte 1"),
+    ],
+)
+def test_undecodable_lines_are_named(place, data, line, problem):
+    path = place(data)
+    error = refusal(path)
+    assert (error.file, error.line, error.problem) == (str(path), line, problem)
+    assert error.fix
+    assert str(path) in str(error)
+    assert f"line {line}" in str(error)
+
+
+def test_undecodable_lines_can_be_skipped(place, tmp_path):
+    path = place(b"one\nt\xffwo\nthree\nfo\0ur\nfive\r\n")
+    with write_atomically(tmp_path / "skipped.tsv") as stream:
+        skipped = SkippedLines(stream)
+        assert list(read_lines(path, skipped)) == ["one", "three", "five"]
+    assert skipped.n_lines == 2
+    assert list(csv_columns(tmp_path / "skipped.tsv", 0, 1)) == [
+        ("2", "invalid UTF-8 at byte 2"),
+        ("4", "NUL byte"),
+    ]
+
+
+def csv_columns(path: Path, *columns: int):
+    for line in path.read_bytes().replace(b"\0", b"").decode().splitlines():
+        yield tuple(line.split("\t")[column] for column in columns)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES[1:])
+@pytest.mark.parametrize("share", [0.3, 0.99])
+def test_truncated_archives_are_refused(place, suffix, share):
+    packed = PACK[suffix](SAMPLE.read_bytes())
+    error = refusal(place(packed[: int(len(packed) * share)], f"cut{suffix}"))
+    assert "truncated" in error.problem
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES[1:])
+def test_damaged_archives_are_refused(place, suffix):
+    packed = bytearray(PACK[suffix](np.random.default_rng(0).bytes(10_000).hex().encode()))
+    packed[len(packed) // 2] ^= 255
+    packed[len(packed) // 2 + 1] ^= 255
+    assert "damaged" in refusal(place(bytes(packed), f"damaged{suffix}")).problem
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES[1:])
+@pytest.mark.parametrize("data", [b"", b"plain text\n"])
+def test_a_suffix_that_lies_is_refused(place, suffix, data):
+    assert f"holds no {suffix} data" in refusal(place(data, f"plain{suffix}")).problem
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ".zip", ".lzma", ".BZ2", ".GZ"])
+def test_ways_to_pack_that_are_not_known_are_refused(tmp_path, suffix):
+    path = tmp_path / f"lines{suffix}"
+    with pytest.raises(InputError, match=rf"{suffix} is not written \(use .gz, .xz, .zst or plain"):
+        write_atomically(path).__enter__()
+    with pytest.raises(InputError, match="is not written"):
+        check_target(path, [])
+    assert not list(tmp_path.iterdir())
+    path.write_bytes(b"plain text\n")
+    with pytest.raises(InputError, match=f"{suffix} is not read"):
+        list(read_lines(path))
+
+
+def test_missing_files_and_folders_are_refused(tmp_path):
+    assert refusal(tmp_path / "absent.txt").fix == "check the path"
+    assert refusal(tmp_path).fix == "name a file, not a folder"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("interruption", [ValueError, KeyboardInterrupt])
+def test_a_failure_leaves_the_old_file_and_no_other(place, suffix, interruption):
+    path = place(b"old", f"out{suffix}")
+    with pytest.raises(interruption), write_atomically(path) as stream:
+        stream.writelines(fail_after("new\n" * 10_000, interruption))
+    assert path.read_bytes() == b"old"
+    assert os.listdir(path.parent) == [path.name]
+
+
+def fail_after(text: str, failure: type[BaseException]):
+    yield text
+    raise failure
+
+
+def test_nothing_shows_before_the_end(tmp_path):
+    path = tmp_path / "out.txt"
+    with write_atomically(path) as stream:
+        stream.write("text")
+        stream.flush()
+        assert not path.exists()
+    assert path.read_text() == "text"
+    assert os.listdir(tmp_path) == ["out.txt"]
+
+
+def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
+    calls = []
+
+    def sync(handle):
+        status = os.fstat(handle)
+        calls.append("folder" if stat.S_ISDIR(status.st_mode) else status.st_size)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    rename = os.replace
+    monkeypatch.setattr(os, "replace", lambda *paths: [calls.append("replace"), rename(*paths)])
+    with write_atomically(tmp_path / "out.txt") as stream:
+        stream.write("text")
+    assert calls == [4, "replace", "folder"]
+
+
+def test_binary_streams_take_arrays(tmp_path):
+    array = np.arange(6.0).reshape(2, 3)
+    with write_atomically(tmp_path / "vectors.npy", binary=True) as stream:
+        np.save(stream, array)
+    np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), array)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES[1:])
+def test_equal_text_gives_equal_bytes(tmp_path, suffix):
+    for name in ("a", "b"):
+        with write_atomically(tmp_path / f"{name}{suffix}") as stream:
+            stream.write("text\n")
+    packed = (tmp_path / f"a{suffix}").read_bytes()
+    assert packed == (tmp_path / f"b{suffix}").read_bytes()
+    assert suffix != ".gz" or packed[4:8] == bytes(4)  # the time
+
+
+def test_permissions_follow_the_umask(tmp_path):
+    with write_atomically(tmp_path / "out.txt") as stream:
+        stream.write("text")
+    (tmp_path / "plain.txt").write_text("text")
+    assert (tmp_path / "out.txt").stat().st_mode == (tmp_path / "plain.txt").stat().st_mode
+
+
+def test_links_stay_links(place, tmp_path):
+    target = place(b"old")
+    (tmp_path / "link").symlink_to(target)
+    with write_atomically(tmp_path / "link") as stream:
+        stream.write("new")
+    assert (tmp_path / "link").is_symlink()
+    assert target.read_text() == "new"
+
+
+def test_devices_are_written_in_place():
+    with write_atomically("/dev/null") as stream:
+        stream.write("text")
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_full_device_is_named(binary):
+    with (
+        pytest.raises(InputError, match=r"/dev/full: no space left.*free some space"),
+        write_atomically("/dev/full", binary=binary) as stream,
+    ):
+        stream.write(b"text" if binary else "text")
+
+
+def test_a_full_standard_output_is_named(monkeypatch):
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr("sys.stdout", SimpleNamespace(buffer=full, flush=full.flush))
+        with (
+            pytest.raises(InputError, match="standard output: no space left"),
+            write_atomically("-", binary=True) as stream,
+        ):
+            stream.write(b"text")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_full_disk_leaves_nothing_behind(tmp_path, suffix):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    text = np.random.default_rng(0).bytes(1 << 20).hex()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, limits[1]))
+    try:
+        with (
+            pytest.raises(InputError, match="file too large"),
+            write_atomically(tmp_path / f"out{suffix}") as stream,
+        ):
+            stream.write(text)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path) == []
+
+
+def test_places_that_cannot_be_written_are_named(tmp_path):
+    for path in (tmp_path, tmp_path / "absent" / "out.txt"):
+        with pytest.raises(InputError, match=str(path)), write_atomically(path) as stream:
+            stream.write("text")
+
+
+def test_other_errors_stay_the_callers_own(tmp_path):
+    with pytest.raises(FileNotFoundError), write_atomically(tmp_path / "out.txt"):
+        open(tmp_path / "absent.txt").close()
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,127 @@
+"""A model's neutral space: found from text, stored beside the model, used by default."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calque.api import Model
+from calque.cli import run
+from calque.errors import InputError
+from calque.evaluation.metrics import retrieval_accuracy
+from calque.models.encoder import Encoder
+from calque.models.neutral_space import FILE, NeutralSpace, load_neutral_space
+from calque.sentences.language_neutral import draw_sample, find_neutral_space, save_neutral_model
+
+Row = tuple[str, str, str]
+
+
+@pytest.fixture(scope="module")
+def texts(demo_rows: list[Row]) -> dict[str, list[str]]:
+    """Three "languages" of 50 sentences and more."""
+    parts: dict[str, list[str]] = {"en": [english for _, english, _ in demo_rows]}
+    for name, languages in (("de", ("de", "cs")), ("ja", ("ja", "hi"))):
+        parts[name] = [sentence for language, _, sentence in demo_rows if language in languages]
+    return parts
+
+
+@pytest.fixture(scope="module")
+def space(tiny_encoder: Encoder, texts: dict[str, list[str]]) -> NeutralSpace:
+    return find_neutral_space(tiny_encoder, texts, layer=2)
+
+
+@pytest.fixture
+def neutral_folder(tiny_folder: Path, space: NeutralSpace, tmp_path: Path) -> Path:
+    save_neutral_model(Encoder.load(tiny_folder), space, tmp_path / "neutral")
+    return tmp_path / "neutral"
+
+
+def test_languages_meet_in_the_neutral_space(
+    tiny_encoder: Encoder, texts: dict[str, list[str]], space: NeutralSpace
+) -> None:
+    assert (space.layer, space.languages, len(space.directions)) == (2, ("en", "de", "ja"), 2)
+    from calque.sentences.embed import embed_sentences
+
+    for sentences in texts.values():
+        vectors = embed_sentences(tiny_encoder, sentences, layer=2)
+        assert np.abs(vectors.mean(axis=0) - space.mean).max() > 1e-3
+        np.testing.assert_allclose(space.apply(vectors).mean(axis=0), 0, atol=1e-5)
+
+
+def test_embed_uses_it_unless_told_otherwise(neutral_folder: Path, space: NeutralSpace) -> None:
+    model, sentences = Model.load(neutral_folder), ["Good morning!", "Guten Morgen!", ""]
+    raw = model.embed(sentences, layer=2)
+    np.testing.assert_allclose(model.embed(sentences), space.apply(raw), atol=1e-6)
+    assert not model.embed(sentences)[2].any()
+    np.testing.assert_array_equal(
+        model.embed(sentences, raw=True), model.embed(sentences, layer=model.retrieval_layer)
+    )
+
+
+def test_training_on_leaves_it_behind(neutral_folder: Path, tmp_path: Path) -> None:
+    """Directions of the old states would be wrong for new ones."""
+    Encoder.load(neutral_folder).save(tmp_path / "trained")
+    assert Encoder.load(tmp_path / "trained").neutral is None
+
+
+def test_too_little_text_is_refused(tiny_encoder: Encoder) -> None:
+    with pytest.raises(InputError, match="3 sentences of de are too few"):
+        find_neutral_space(tiny_encoder, {"de": ["a", "b", " ", "c"], "en": ["d"] * 99})
+
+
+def test_a_damaged_file_is_named(neutral_folder: Path) -> None:
+    path = neutral_folder / FILE
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InputError, match=r"neutral\.safetensors: cannot be read"):
+        Encoder.load(neutral_folder)
+
+
+def test_a_space_of_another_width_is_named(neutral_folder: Path) -> None:
+    with pytest.raises(InputError, match="is for vectors of 64, the model's have 32"):
+        load_neutral_space(neutral_folder, 32)
+
+
+def test_sample_is_fair() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(2000):
+        counts.update(draw_sample("abcdefgh", 2, np.random.default_rng(seed)))
+    assert all(abs(count - 500) < 4 * np.sqrt(2000 * 0.25 * 0.75) for count in counts.values())
+
+
+def test_command(tiny_folder: Path, texts: dict[str, list[str]], tmp_path: Path) -> None:
+    files = []
+    for language, sentences in texts.items():
+        files.append(tmp_path / f"{language}.txt")
+        files[-1].write_text("\n".join(sentences) + "\n", encoding="utf-8")
+    out = tmp_path / "out"
+    arguments = ["neutralize", str(tiny_folder), *map(str, files), "-o", str(out)]
+    assert run([*arguments, "--layer", "3"]) == 0
+    found = Encoder.load(out).neutral
+    assert found is not None
+    assert (found.layer, found.languages) == (3, ("en", "de", "ja"))
+    assert run(arguments) == 2  # the folder exists now
+
+
+def test_files_must_be_named_after_their_languages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tmp_path / "news.en"), str(tmp_path / "news.de")]
+    assert run(["neutralize", "calque-mini", *files, "-o", str(tmp_path / "new")]) == 2
+    error = capsys.readouterr().err
+    assert "news.en: two files are of a language 'news' (give one file a language, named" in error
+
+
+def test_calque_mini_finds_more_translations_with_it(demo_rows: list[Row]) -> None:
+    """In a layer where its languages are still apart; in its best one they are not."""
+    model, layer = Model.load(), 4
+    texts = {"en": [english for _, english, _ in demo_rows]}
+    for pair in (("de", "cs"), ("fr", "es"), ("ru", "tr"), ("ja", "hi")):
+        texts[pair[0]] = [text for language, _, text in demo_rows if language in pair]
+    model.neutral = find_neutral_space(model, texts, layer=layer)
+    sides = [english for _, english, _ in demo_rows], [sentence for *_, sentence in demo_rows]
+    neutral, _ = retrieval_accuracy(*(model.embed(side) for side in reversed(sides)))
+    raw, _ = retrieval_accuracy(*(model.embed(side, layer=layer) for side in reversed(sides)))
+    assert neutral > raw + 0.1

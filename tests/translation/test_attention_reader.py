@@ -1,0 +1,180 @@
+"""Attention between sentences against the weights that Hugging Face gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    BertConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    ModernBertConfig,
+    PreTrainedTokenizerFast,
+)
+
+from calque.errors import InputError
+from calque.models.encoder import Encoder
+from calque.models.loading import build_model
+from calque.models.veco import FULL, Veco
+from calque.translation.pair_attention import read_pair
+
+SRC, TGT = "The rumor may be true.", "Das Gerücht könnte wahr sein."
+
+
+def fill(encoder: Encoder) -> Encoder:
+    """Large weights, so that attention is not even."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in encoder.model.named_parameters():
+            if "norm" not in name.lower():
+                parameter.normal_(0, 0.3, generator=generator)
+    return encoder
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished VECO model: the encoder, and the whole inside."""
+    start = Veco.plug(tiny_encoder, "random", torch.Generator().manual_seed(1))
+    veco = fill(start)
+    found = tmp_path_factory.mktemp("veco")
+    veco.publish(found, dtype=torch.float32, state=veco.model.state_dict())
+    return found
+
+
+def average_heads(attentions: Any) -> np.ndarray:
+    found: np.ndarray = torch.stack([layer[0].mean(0) for layer in attentions]).detach().numpy()
+    return found
+
+
+def test_self_attention_is_that_of_the_pair(
+    folder: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model: Any = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    encoded = tiny_tokenizer(SRC, TGT, return_tensors="pt")
+    weights = average_heads(model(encoded["input_ids"], output_attentions=True).attentions)
+    n_src, n_tgt = (
+        len(tiny_tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (SRC, TGT)
+    )
+    src, tgt = slice(1, 1 + n_src), slice(n_src + 3, n_src + 3 + n_tgt)
+    found, across = read_pair(str(folder), SRC, TGT)
+    assert (found.kind, across.kind) == ("self-attention", "cross-attention")
+    np.testing.assert_allclose(found.src_to_tgt, weights[:, src, tgt], rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(found.tgt_to_src, weights[:, tgt, src], rtol=1e-4, atol=1e-7)
+    given = weights[:, src, tgt].sum((1, 2)) + weights[:, tgt, src].sum((1, 2))
+    assert found.shares == pytest.approx((given / (n_src + n_tgt)).tolist(), rel=1e-4)
+    n_all = n_src + n_tgt + 4
+    assert found.even == pytest.approx((n_src * n_tgt * 2 / n_all) / (n_src + n_tgt))
+    assert "".join(found.src).replace("·", "") == SRC.replace(" ", "")
+
+
+def test_cross_attention_is_hugging_faces(
+    folder: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Their decoder with a mask that hides nothing reads the other sentence's states."""
+    encoder: Any = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    decoder: Any = AutoModelForCausalLM.from_pretrained(folder / FULL, attn_implementation="eager")
+    src, tgt = (tiny_tokenizer(text, return_tensors="pt")["input_ids"] for text in (SRC, TGT))
+    (_, found) = read_pair(str(folder / FULL), SRC, TGT)
+    for ids, other, measured in ((src, tgt, found.src_to_tgt), (tgt, src, found.tgt_to_src)):
+        n_tokens = ids.shape[1]
+        output = decoder.eval()(
+            ids,
+            attention_mask=torch.zeros(1, 1, n_tokens, n_tokens),
+            encoder_hidden_states=encoder(other).last_hidden_state,
+            output_attentions=True,
+        )
+        weights = average_heads(output.cross_attentions)
+        np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+        np.testing.assert_allclose(measured, weights[:, 1:-1, 1:-1], rtol=1e-4, atol=1e-6)
+    assert 0 < min(found.shares) < max(found.shares) < 1
+
+
+def test_positions_are_counted_as_asked_for(folder: Path) -> None:
+    onward, reset = (
+        read_pair(str(folder), SRC, TGT, positions=positions)[0].shares
+        for positions in ("continue", "reset")
+    )
+    assert onward == read_pair(str(folder), SRC, TGT)[0].shares
+    assert not np.allclose(onward, reset, rtol=1e-3)
+
+
+def test_the_embedded_model_reads_as_it_was_trained() -> None:
+    (found,) = read_pair(None, "Take a seat", "请坐")
+    (reset,) = read_pair("calque-mini", "Take a seat", "请坐", positions="reset")
+    assert (found.model, reset.model) == ("calque-mini", "calque-mini")
+    assert found.shares == reset.shares
+    assert len(found.shares) == 8
+    assert "".join(found.tgt).replace("·", "") == "请坐"
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert", "deberta"])
+def test_other_families_too(
+    kind: str, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    sizes: dict[str, Any] = {
+        "vocab_size": len(tiny_tokenizer),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        "pad_token_id": 1,
+    }
+    marks = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
+    configs = {
+        "bert": lambda: BertConfig(**sizes),
+        "distilbert": lambda: DistilBertConfig(**sizes),
+        "modernbert": lambda: ModernBertConfig(**sizes, **marks),
+        "deberta": lambda: DebertaV2Config(
+            **sizes, relative_attention=True, pos_att_type="p2c|c2p", position_biased_input=False
+        ),
+    }
+    config = configs[kind]()
+    fill(Encoder(build_model(config), tiny_tokenizer)).save(tmp_path)
+    (found,) = read_pair(str(tmp_path), SRC, TGT)
+    model: Any = AutoModel.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    ids = tiny_tokenizer(SRC, TGT, return_tensors="pt")["input_ids"]
+    weights = average_heads(model(ids, output_attentions=True).attentions)
+    n_src, n_tgt = len(found.src), len(found.tgt)
+    expected = weights[:, 1 : 1 + n_src, n_src + 3 : n_src + 3 + n_tgt]
+    np.testing.assert_allclose(found.src_to_tgt, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_distances_are_counted_as_asked_for(deberta_encoder: Encoder, deberta_folder: Path) -> None:
+    """What the reader tells is what the encoder computes with, where a sentence begins anew."""
+    (onward,), (reset,) = (
+        read_pair(str(deberta_folder), SRC, TGT, positions=positions)
+        for positions in ("continue", "reset")
+    )
+    tokenizer, model = deberta_encoder.tokenizer, deberta_encoder.model
+    ids = tokenizer(SRC, TGT, return_tensors="pt")["input_ids"]
+    n_src, n_tgt = len(onward.src), len(onward.tgt)
+    tgt = slice(n_src + 2, n_src + 2 + n_tgt)
+    body = model.deberta
+    expected = average_heads(body(ids, output_attentions=True).attentions)
+    np.testing.assert_allclose(onward.src_to_tgt, expected[:, 1 : 1 + n_src, tgt], rtol=1e-4)
+    places = torch.tensor([*range(n_src + 2), *range(n_tgt + 1)])
+    embedded, encoder = body.embeddings(ids), body.encoder
+    square = encoder.get_rel_pos(embedded.new_zeros(1, 64, 1))[0]
+    read = encoder(
+        embedded,
+        torch.ones_like(ids),
+        relative_pos=square[places][:, places][None],
+        output_attentions=True,
+    )
+    expected = average_heads(read.attentions)
+    np.testing.assert_allclose(reset.src_to_tgt, expected[:, 1 : 1 + n_src, tgt], rtol=1e-4)
+    assert not np.allclose(onward.src_to_tgt, reset.src_to_tgt, rtol=1e-3)
+
+
+def test_what_cannot_be_read_is_told() -> None:
+    with pytest.raises(InputError, match="no words in '  '"):
+        read_pair(None, "Take a seat", "  ")
+    with pytest.raises(InputError, match="tokens together, the model reads 128"):
+        read_pair(None, "Take a seat " * 60, "请坐")

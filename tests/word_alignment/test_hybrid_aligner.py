@@ -1,0 +1,135 @@
+"""The hybrid aligner: its evidence by hand, and that either part alone decides where it must."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from calque.models.encoder import Encoder
+from calque.tokens.words import WordEncoder
+from calque.types import Links
+from calque.word_alignment.counts import Lexicon, Vocabulary
+from calque.word_alignment.hybrid import (
+    HybridAligner,
+    HybridWeights,
+    StatisticalEvidence,
+    make_words,
+)
+from calque.word_alignment.neural import WordAligner
+from calque.word_alignment.pair_windows import Room, cut_pairs
+from calque.word_alignment.statistical import StatisticalAligner
+
+systran_align = pytest.importorskip("systran_align")
+Row = tuple[str, str, str]
+Pair = tuple[list[str], list[str]]
+PAIRS: list[Pair] = [(["das", "Haus"], ["the", "house"]), (["Haus", "x"], ["house"])]
+
+
+def links_of(*links: tuple[int, int, int]) -> Links:
+    table = np.array(links, dtype=np.int64).reshape(-1, 3)
+    scores = np.ones(len(table), dtype=np.float32)
+    return Links(table[:, 0], table[:, 1], table[:, 2], scores, len(PAIRS))
+
+
+@pytest.fixture
+def lexicon() -> Lexicon:
+    # das–the 3 times, Haus–house 4 times, Haus–the once.
+    src, tgt = Vocabulary(["das", "haus"]), Vocabulary(["the", "house"])
+    counts = np.array([3, 1, 4], dtype=np.float32)
+    return Lexicon(src, tgt, np.array([0, 2, 3], dtype=np.int64), counts)
+
+
+def score(lexicon: Lexicon, encoder: Encoder, own_text: bool, weights: HybridWeights) -> np.ndarray:
+    votes = [links_of((0, 0, 0), (0, 1, 1), (1, 0, 0)), links_of((0, 1, 1))]
+    evidence = StatisticalEvidence(PAIRS, lexicon, votes, own_text=own_text, weights=weights)
+    windows = cut_pairs(WordEncoder(encoder.tokenizer), PAIRS, Room(50, 100))
+    return evidence.score(windows, np.array([0, 1])).numpy()
+
+
+def test_lexicon_scores_by_hand(lexicon: Lexicon, tiny_encoder: Encoder) -> None:
+    weights = HybridWeights(links=0.0, count=0.5, total=1.0)
+    found = score(lexicon, tiny_encoder, False, weights)
+    # p(house | Haus) ∝ 4.5 / 6, p(Haus | house) ∝ 4.5 / 5: the mean of their logarithms.
+    assert found[0, 1, 1] == pytest.approx((np.log(4.5 / 6) + np.log(4.5 / 5)) / 2)
+    assert found[0, 0, 1] == pytest.approx((np.log(0.5 / 4) + np.log(0.5 / 5)) / 2)
+    # An unknown word was never linked, so it has totals of 0.
+    assert found[1, 1, 0] == pytest.approx((np.log(0.5 / 1) + np.log(0.5 / 5)) / 2)
+
+
+def test_a_pairs_own_links_do_not_count(lexicon: Lexicon, tiny_encoder: Encoder) -> None:
+    weights = HybridWeights(links=0.0, count=0.5, total=1.0)
+    found = score(lexicon, tiny_encoder, True, weights)
+    # Both directions link Haus–house here: one less of 4 (and of 5, and of 4).
+    assert found[0, 1, 1] == pytest.approx((np.log(3.5 / 5) + np.log(3.5 / 4)) / 2)
+    # One direction of two links das–the: half less of 3 (and of 3, and of 4).
+    assert found[0, 0, 0] == pytest.approx((np.log(3.0 / 3.5) + np.log(3.0 / 4.5)) / 2)
+
+
+def test_votes_add_by_direction(lexicon: Lexicon, tiny_encoder: Encoder) -> None:
+    bare = score(lexicon, tiny_encoder, False, HybridWeights(links=0.0))
+    voted = score(lexicon, tiny_encoder, False, HybridWeights(links=4.0))
+    expected = np.zeros((2, 2, 2), dtype=np.float32)
+    expected[0, 0, 0], expected[0, 1, 1], expected[1, 0, 0] = 2, 4, 2
+    np.testing.assert_allclose(voted - bare, expected, atol=1e-6)
+
+
+def test_distances_from_the_diagonal(lexicon: Lexicon, tiny_encoder: Encoder) -> None:
+    bare = score(lexicon, tiny_encoder, False, HybridWeights(links=0.0))
+    placed = score(lexicon, tiny_encoder, False, HybridWeights(links=0.0, places=2.0))
+    np.testing.assert_allclose((bare - placed)[0], [[0, 1], [1, 0]], atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def bitext(demo_rows: list[Row]) -> list[Pair]:
+    return [(row[2].split(), row[1].split()) for row in demo_rows if row[0] == "de"] * 4
+
+
+@pytest.fixture(scope="module")
+def statistical(bitext: list[Pair]) -> StatisticalAligner:
+    return StatisticalAligner.train(bitext, "fast-align")
+
+
+def test_overwhelming_votes_decide(
+    tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
+) -> None:
+    hybrid = HybridAligner(
+        make_words(tiny_encoder, method="match"),
+        statistical,
+        own_text=True,
+        weights=HybridWeights(links=1e4, lexicon=0.0),
+    )
+    found = hybrid.align_block(bitext[10:20], 10).links.to_lists()
+    voted = statistical.training_block(10, 20).links.to_lists()
+    for some, theirs in zip(found, voted, strict=True):
+        mine = {(i, j) for i, j in theirs if [a for a, _ in theirs].count(i) == 1}
+        mine = {(i, j) for i, j in mine if [b for _, b in theirs].count(j) == 1}
+        assert mine <= set(some)  # what the votes link one to one
+
+
+def test_without_evidence_it_is_the_encoder(
+    tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
+) -> None:
+    weights = HybridWeights(lexicon=0.0, links=0.0)
+    hybrid = HybridAligner(make_words(tiny_encoder), statistical, weights=weights)
+    alone = WordAligner(tiny_encoder, method="argmax").align(bitext[:20])
+    assert hybrid.align_block(bitext[:20]).links.to_lists() == alone
+
+
+def test_blocks_of_the_training_text_do_not_matter(
+    tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
+) -> None:
+    hybrid = HybridAligner(make_words(tiny_encoder), statistical, own_text=True)
+    whole = hybrid.align_block(bitext[:40]).links.to_lists()
+    assert hybrid.align_block(bitext[25:40], 25).links.to_lists() == whole[25:40]
+
+
+def test_long_pairs_keep_their_evidence_in_windows(
+    tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
+) -> None:
+    long = ([w for s, _ in bitext[:20] for w in s], [w for _, t in bitext[:20] for w in t])
+    hybrid = HybridAligner(make_words(tiny_encoder), statistical)
+    block = hybrid.align_block([bitext[0], long])
+    assert block.report.n_long == 1
+    assert len(block.links.to_lists()[1]) > 20
+    assert torch.isfinite(torch.from_numpy(block.links.scores)).all()
