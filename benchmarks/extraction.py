@@ -29,7 +29,7 @@ import torch
 
 from calque.api import load
 from calque.models.encoder import Encoder
-from calque.sentences.embed import BATCH_TOKENS, device_of, run_batches
+from calque.models.inference import BATCH_TOKENS, device_of, run_batches
 from calque.types import TokenBatch
 from calque.vectors.corpus import (
     CorpusFilter,

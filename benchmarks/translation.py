@@ -23,9 +23,10 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from calque.io.files import read_lines
+from calque.io.outputs import LinkStream
+from calque.models.inference import cut_blocks
 from calque.models.loading import find_folder
 from calque.models.seq2seq import DecoderPlan, Seq2Seq, build_seq2seq, read_weights
-from calque.sentences.embed import cut_blocks
 from calque.tokens.tokenizer import load_tokenizer
 from calque.tokens.windows import cut_segments
 from calque.translation.translate import (
@@ -36,7 +37,6 @@ from calque.translation.translate import (
     end_at,
     write_translations,
 )
-from calque.word_alignment.file_job import LinkStream
 
 
 def main() -> None:

@@ -34,8 +34,8 @@ from transformers.utils import logging as transformers_logging
 import calque
 from calque.io.bitext import read_bitext
 from calque.models.encoder import Encoder
+from calque.models.inference import BATCH_TOKENS, device_of
 from calque.models.loading import build_model, find_folder
-from calque.sentences.embed import BATCH_TOKENS, device_of
 from calque.tokens.ragged import bucket_batches
 from calque.tokens.tokenizer import load_tokenizer
 from calque.word_alignment.neural import BLOCK_PAIRS, PairLayout, WordAligner, build_pair_batch

@@ -106,7 +106,7 @@ def targets(node: ast.AST, module: Module, modules: dict[str, Module]) -> list[s
             args=[ast.Constant(value=str(name)), *_],
         ):
             return [importlib.util.resolve_name(name, module.package)]
-        case ast.Constant(value=str(text)) if text.partition(":")[0] in modules:
+        case ast.Constant(value=str(text)) if "." in text and text.partition(":")[0] in modules:
             return [text.partition(":")[0]]
     return []
 

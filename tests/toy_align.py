@@ -19,7 +19,7 @@ import numpy as np
 from calque.cli import align_job as aligners
 from calque.cli import run
 from calque.cli.align_job import ChosenAligner
-from calque.cli.options import AlignerOptions
+from calque.cli.aligner_options import AlignerOptions
 from calque.types import Links
 from calque.word_alignment.protocol import AlignedBlock, AlignReport, WordPair
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # torch and jaxtyping stay out of `calque --help`
     import numpy as np
@@ -11,6 +11,14 @@ if TYPE_CHECKING:  # torch and jaxtyping stay out of `calque --help`
     import torch
     from jaxtyping import Float, Int
     from torch import Tensor
+
+
+class Progress(Protocol):
+    """A function that long work calls to report how far it is."""
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        """Report that `done` of `total` items of a stage are finished; the total may be unknown."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

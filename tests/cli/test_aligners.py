@@ -12,7 +12,7 @@ import pytest
 
 from calque.cli import options as aligner_options
 from calque.cli.align_job import choose_aligner, choose_sweep, fingerprint
-from calque.cli.options import AlignerOptions
+from calque.cli.aligner_options import AlignerOptions
 from calque.errors import InputError
 from calque.word_alignment.protocol import WordPair
 

@@ -10,6 +10,7 @@ import torch
 
 from calque.errors import InputError
 from calque.models.encoder import Encoder
+from calque.models.inference import EmbedReport
 from calque.sentences import embed as embedder
 from calque.sentences.embed import (
     center_by_language,
@@ -18,7 +19,6 @@ from calque.sentences.embed import (
     embed_sentences,
     normalize_rows,
 )
-from calque.tokens.windows import EmbedReport
 
 Row = tuple[str, str, str]
 

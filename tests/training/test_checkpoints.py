@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from calque.errors import InputError
+from calque.io import outputs
 from calque.training import checkpoints
 from calque.training.checkpoints import (
     average_weights,
@@ -248,7 +249,7 @@ def test_a_full_disk_is_reported_and_leaves_the_older_checkpoint(
     full = OSError(errno.ENOSPC, "No space left on device")
     failures: list[tuple[str, Exception]] = [
         ("save_file", SafetensorError("I/O error: No space left on device (os error 28)")),
-        ("_sync", full),
+        ("_sync_path", full),
         ("_publish", full),
     ]
     for function, failure in failures:
@@ -257,7 +258,7 @@ def test_a_full_disk_is_reported_and_leaves_the_older_checkpoint(
             raise failure
 
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoints, function, fail)
+            patch.setattr(checkpoints if function == "save_file" else outputs, function, fail)
             with pytest.raises(InputError, match=r"step-00000002.*No space left.*free some space"):
                 write_small(tmp_path, 2)
         assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
@@ -279,7 +280,7 @@ def test_every_file_is_synced_before_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    sync, rename = checkpoints._sync, Path.rename
+    sync, rename = outputs._sync_path, Path.rename
 
     def watched_sync(path: Path) -> None:
         synced.append(path.name)
@@ -289,7 +290,7 @@ def test_every_file_is_synced_before_the_rename(
         synced.append("rename")
         return rename(path, target)
 
-    monkeypatch.setattr(checkpoints, "_sync", watched_sync)
+    monkeypatch.setattr(outputs, "_sync_path", watched_sync)
     monkeypatch.setattr(Path, "rename", watched_rename)
     write_small(tmp_path, 1)
     at = synced.index("rename")

@@ -339,7 +339,7 @@ def test_a_process_whose_main_one_has_stopped_says_so_in_a_line(
         raise RuntimeError("Connection closed by peer [127.0.0.1]:30593.")
 
     state = SimpleNamespace(num_processes=2, is_main_process=False)
-    monkeypatch.setattr("calque.training.distributed.join_processes", lambda: state)
+    monkeypatch.setattr("calque.io.outputs.join_processes", lambda: state)
     monkeypatch.setattr(torch.distributed, "new_group", lambda **options: None)
     monkeypatch.setattr(torch.distributed, "barrier", end)
     with pytest.raises(InputError, match="another process has stopped"), main_process_first():

@@ -19,15 +19,12 @@ from hypothesis import strategies as st
 
 from calque.errors import InputError
 from calque.io.files import SkippedLines, read_lines
+from calque.io.outputs import LinkStream, check_output, open_sink, pack_block
 from calque.types import SentencePair
 from calque.word_alignment.file_job import (
     SKIPPED,
     LinkLayout,
-    LinkStream,
-    check_output,
     cut_blocks,
-    open_sink,
-    pack_block,
     read_in_step,
     write_links,
 )

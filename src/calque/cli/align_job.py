@@ -20,21 +20,23 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from calque.cli.options import LEARNERS, METHODS, AlignerOptions
+from calque.cli.aligner_options import LEARNERS, METHODS, AlignerOptions
 from calque.errors import InputError, MissingExtra
 from calque.io.bitext import Format, read_bitext
 from calque.io.files import SkippedLines, check_list, open_list, scan_lines, shown, write_atomically
 from calque.io.links import GoldLinks, read_gold
-from calque.io.outputs import Settings, Shard, read_settings, working_folder
-from calque.types import SentencePair
-from calque.word_alignment.file_job import (
-    LinkLayout,
+from calque.io.outputs import (
     LinkSink,
     LinkStream,
+    Settings,
+    Shard,
     check_output,
     open_sink,
-    read_in_step,
+    read_settings,
+    working_folder,
 )
+from calque.types import SentencePair
+from calque.word_alignment.file_job import LinkLayout, read_in_step
 
 if TYPE_CHECKING:
     from calque.evaluation.tasks.alignment_error import LayeredAligner

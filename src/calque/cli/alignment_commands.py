@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from calque.api import Model
     from calque.cli.align_job import AlignJob, BitextFiles, GoldTally
-    from calque.cli.options import AlignerOptions
+    from calque.cli.aligner_options import AlignerOptions
     from calque.io.outputs import Shard
     from calque.types import PairAttention
     from calque.word_alignment.file_job import LinkLayout, LinkTotals
@@ -177,7 +177,7 @@ def align(
     is whole its blocks are kept in LINKS.partial/. With --gold, links are written only with -o.
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
     from calque.cli.align_job import AlignJob, BitextFiles, check_readable
-    from calque.cli.options import AlignerOptions, check_choice
+    from calque.cli.aligner_options import AlignerOptions, check_choice
     from calque.io.outputs import StoppedByMain, join_shards
     from calque.io.segmentation import find_splitter, parse_languages
     from calque.word_alignment.file_job import LinkLayout
@@ -434,7 +434,7 @@ def links(
 
     A recipe reads it as {path: linked/en-*.text, kind: bitext, links: linked/en-*.links}.
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
-    from calque.cli.options import check_choice
+    from calque.cli.aligner_options import check_choice
     from calque.io.files import check_list
     from calque.io.segmentation import parse_languages
     from calque.word_alignment.linked_bitext import LinkRules, find_bitexts, make_links
@@ -483,7 +483,7 @@ def _check_together(
     aligner: str | None, symmetrize: str | None, model: str | None, *, has_links: bool
 ) -> None:
     """Refuse options that do not go together."""
-    from calque.cli.options import SYMMETRIZATIONS, check_choice
+    from calque.cli.aligner_options import SYMMETRIZATIONS, check_choice
 
     check_choice("--symmetrize", symmetrize, SYMMETRIZATIONS)
     clashes = [
@@ -508,7 +508,7 @@ def _choose_aligner(
     if kind != "neural":
         return kind or "fast-align", {}
     from calque.cli import align_job as aligners
-    from calque.cli.options import AlignerOptions
+    from calque.cli.aligner_options import AlignerOptions
 
     options = AlignerOptions("neural", model, device=device)
     chosen = stack.enter_context(aligners.choose_aligner(options, lambda: iter(())))

@@ -1,9 +1,52 @@
-"""Progress on standard error, where someone can see it."""
+"""Progress bars on standard error, shown only where standard error is a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from calque.types import Progress
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """Show one progress bar per stage while the block runs; yield the function that moves them.
+
+    A stage whose total is unknown shows a moving bar and the number of items done.
+    """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TaskID,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as RichProgress
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda stage, done, total: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    stages: dict[str, TaskID] = {}
+    with RichProgress(*columns, console=console, transient=True) as bars:
+
+        def update(stage: str, done: int, total: int | None) -> None:
+            if stage not in stages:
+                stages[stage] = bars.add_task(stage, total=total)
+            bars.update(stages[stage], completed=done, total=total)
+
+        yield update
 
 
 @contextmanager

@@ -489,7 +489,7 @@ def data(
     calque data show xnli
     calque data check DATA --tasks xnli,pawsx
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
-    from calque.cli.options import check_choice
+    from calque.cli.aligner_options import check_choice
     from calque.evaluation.datasets import DATASETS, datasets_of, find_dataset
 
     check_choice("calque data", action, ACTIONS)

@@ -1,84 +1,124 @@
-"""What the command line says of a word aligner, and what does not go together."""
+"""Options that several commands share: one name, one type and one help text each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from calque.errors import InputError
+import typer
 
-ALIGNERS = ("neural", "eflomal", "fast-align", "hybrid")
-LEARNERS = ALIGNERS[1:]
-METHODS = ("ot", "itermax", "argmax", "match")
-ENCODINGS = ("joint", "separate")
-SYMMETRIZATIONS = (
-    "grow-diag-final-and",
-    "grow-diag-final",
-    "grow-diag",
-    "intersection",
-    "union",
-    "forward",
-    "backward",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class AlignerOptions:
-    """What the command line says of the aligner; None leaves the choice to the aligner."""
-
-    aligner: str = "neural"
-    model: str | None = None
-    method: str | None = None
-    layer: int | None = None
-    encode: str | None = None
-    batch_tokens: int | None = None
-    device: str = "auto"
-    bitext: tuple[str, ...] = ()
-    save: Path | None = None
-    load: Path | None = None
-    symmetrize: str | None = None
-    adapt: bool = False
-    adapt_steps: int | None = None
-    save_model: Path | None = None
-    map_from: tuple[str, str] | None = None
-    maps: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, known in (("aligner", ALIGNERS), ("method", METHODS), ("encode", ENCODINGS)):
-            check_choice(f"--{name}", getattr(self, name), known)
-        if self.symmetrize is not None:
-            check_choice("--symmetrize", self.symmetrize, SYMMETRIZATIONS)
-        self._check_together()
-
-    @property
-    def learns(self) -> bool:
-        """Whether something is trained before the aligning, on the text itself among others."""
-        return self.adapt or (self.aligner in LEARNERS and self.load is None)
-
-    def _check_together(self) -> None:
-        """Refuse options that do not go together."""
-        neural, statistical = self.aligner == "neural", self.aligner in ("eflomal", "fast-align")
-        clashes = [
-            (neural and self.load, "--load", "a statistical model is for hybrid, eflomal …"),
-            (neural and self.save, "--save", "a statistical model is for hybrid, eflomal …"),
-            (neural and self.symmetrize, "--symmetrize", "it is for eflomal"),
-            (neural and self.bitext and not self.adapt, "--bitext", "add --adapt, or use hybrid"),
-            (self.load and self.save, "--save", "the model of --load is saved already"),
-            (self.load and self.bitext and not self.adapt, "--bitext", "--load trains nothing"),
-            (statistical and self.adapt, "--adapt", "there is no encoder to adapt: use hybrid"),
-            (statistical and self.method, "--method", "it is for neural and hybrid"),
-            (self.save_model and not self.adapt, "--save-model", "it keeps what --adapt makes"),
-            (self.adapt_steps and not self.adapt, "--adapt-steps", "add --adapt"),
-            (self.maps and not self.map_from, "--maps", "name the languages: --map-from de-en"),
-            (self.map_from and not neural, "--map-from", "maps are for neural"),
-            (self.map_from and self.adapt, "--map-from", "maps do not fit an adapted encoder"),
-        ]
-        for clash, option, reason in clashes:
-            if clash:
-                raise InputError(f"{option} with --aligner {self.aligner}", fix=reason)
-
-
-def check_choice(option: str, value: str | None, known: tuple[str, ...]) -> None:
-    """Refuse a value that an option does not know."""
-    if value is not None and value not in known:
-        raise InputError(f"{option} {value} does not exist", fix=f"choose from: {', '.join(known)}")
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="Model folder, hub name or calque-mini. Default: calque-mini.",
+        show_default=False,
+    ),
+]
+DeviceOption = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, ...")
+]
+LayerOption = Annotated[
+    int | None,
+    typer.Option(
+        "--layer",
+        metavar="N",
+        help="Layer: 0 is the embedding layer, -1 the last. Default: the model's best layer.",
+        show_default=False,
+    ),
+]
+MapsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--maps",
+        metavar="DIR",
+        help="Folder with linear maps of languages. Default: the model folder.",
+        show_default=False,
+    ),
+]
+RawOption = Annotated[
+    bool, typer.Option("--raw", help="Ignore the language-neutral space stored with the model.")
+]
+BatchTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-tokens",
+        min=1,
+        metavar="N",
+        help="Tokens per batch. Default: chosen for the device.",
+        show_default=False,
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")]
+LanguagePairOption = Annotated[
+    str | None,
+    typer.Option(
+        "--languages",
+        metavar="SRC-TGT",
+        help="Languages of the two sides, such as de-en. Default: inferred from the file names.",
+        show_default=False,
+    ),
+]
+InputFormatOption = Annotated[
+    str,
+    typer.Option(
+        "--input-format",
+        metavar="FORMAT",
+        help="auto, pipes (lines of 'source ||| target') or tsv.",
+    ),
+]
+TokenizedOption = Annotated[
+    bool, typer.Option("--tokenized", help="The words of the input are separated by spaces.")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue an interrupted run with the same output.")
+]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the output of an earlier run.")
+]
+SkipBadOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--skip-bad",
+        metavar="FILE",
+        help="Skip invalid lines and list them in this file instead of stopping at the first one.",
+        show_default=False,
+    ),
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting, for example data.alpha=0.5. Can be repeated.",
+        show_default=False,
+    ),
+]
+DataOption = Annotated[
+    Path, typer.Option("--data", metavar="DIR", envvar="CALQUE_DATA", help="Folder with test data.")
+]
+TasksOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tasks", metavar="NAMES", help="Tasks, separated by commas.", show_default=False
+    ),
+]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE",
+        help="Draw the result into a .png, .svg or .pdf file.",
+        show_default=False,
+    ),
+]
+MaxWordsOption = Annotated[
+    int,
+    typer.Option(
+        "--max-words", min=0, metavar="N", help="Use the first N words of each file; 0 means all."
+    ),
+]
+BinaryOption = Annotated[
+    bool, typer.Option("--binary", help="Write the binary word2vec format instead of text.")
+]

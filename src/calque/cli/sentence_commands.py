@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from calque.io.bitext import Paths
     from calque.io.cleaning import CleaningReport, CleaningRules
     from calque.io.files import SkippedLines
+    from calque.models.inference import EmbedReport
     from calque.sentences.mine import SentenceStore, Side
-    from calque.tokens.windows import EmbedReport
     from calque.types import SentencePair
 
 
@@ -445,7 +445,7 @@ class _Job:
         from calque.algorithms.nearest import check_index
         from calque.api import load
         from calque.cli.console import show_progress
-        from calque.sentences.embed import device_of
+        from calque.models.inference import device_of
         from calque.sentences.mine import Side, embed_store, usable_rows
 
         encoder, sides = load(model, self.device), []

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from calque.errors import InputError
 from calque.evaluation.tasks.machine_translation import load_metrics
 from calque.io.files import SkippedLines, check_list, open_list, read_lines, refuse, scan_lines
-from calque.io.outputs import read_settings, working_folder
-from calque.word_alignment.file_job import check_output, open_sink
+from calque.io.outputs import check_output, open_sink, read_settings, working_folder
 
 if TYPE_CHECKING:
     from calque.translation.translate import TranslateReport, Translator

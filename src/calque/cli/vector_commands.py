@@ -133,8 +133,8 @@ def extract(
     calque extract wiki.de.txt.xz --language de --method pooling --layer 4 -o de.vec
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
     from calque.api import load
+    from calque.cli.aligner_options import check_choice
     from calque.cli.console import show_progress
-    from calque.cli.options import check_choice
     from calque.io.files import check_list
     from calque.io.word_vectors import counts_path
     from calque.vectors.corpus import CorpusFilter, CorpusReader, VocabularyLimits
@@ -535,7 +535,7 @@ def lexicon(
     calque lexicon en.vec de.vec --evaluate en-de.5000-6500.txt
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
     from calque.api import choose_device
-    from calque.cli.options import check_choice
+    from calque.cli.aligner_options import check_choice
     from calque.io.files import open_list
     from calque.vectors.lexicon import METHODS, LexiconSettings
 

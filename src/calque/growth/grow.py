@@ -18,13 +18,13 @@ from calque.errors import InputError, first_line
 from calque.growth.initialize import Initialize, Unmatched, grow_model, load_mono
 from calque.growth.match import RULES, SPECIAL, UNMATCHED, Glossary, Preference, match_vocabularies
 from calque.io.bitext import read_sentences
+from calque.io.outputs import write_folder
 from calque.io.segmentation import script_of
 from calque.models.encoder import Encoder
 from calque.models.loading import embedded_models
 from calque.tokens.tokenizer import lift_limits, load_tokenizer
 from calque.tokens.vocabularies import PieceIndex, Vocabulary, is_whole
 from calque.tokens.words import make_sentence_encoder
-from calque.training.checkpoints import write_folder
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -19,26 +19,32 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import hashlib
 import json
+import lzma
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+from safetensors import SafetensorError
 
 from calque.errors import InputError
-from calque.io.files import DISK_FULL, write_atomically
+from calque.io.files import DISK_FULL, check_target, write_atomically
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from accelerate import PartialState
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +179,7 @@ class Shard:
         """Wait for all processes, and tell whether all of them are fine."""
         if self.n_ranks == 1:
             return is_fine
+
         import torch
 
         worst = torch.tensor(int(is_fine))
@@ -198,9 +205,8 @@ def join_shards() -> Iterator[Shard]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Shard()
         return
-    import torch
 
-    from calque.training.distributed import LONGEST_WAIT, join_processes
+    import torch
 
     state = join_processes()
     # The default group may belong to GPUs, and gives up after some minutes.
@@ -287,7 +293,7 @@ class ResumableFile:
             whole.write_bytes(empty)
         figures = _sum_figures(self.parts)
         os.replace(whole, self.target)
-        _sync_folder(self.target.parent)
+        _sync_path(self.target.parent)
         # Without its settings the rest is of no use, and a later run may clear it away.
         (self.folder / SETTINGS).unlink()
         shutil.rmtree(self.folder)
@@ -409,15 +415,6 @@ def _sum_figures(parts: Sequence[Path]) -> tuple[int, ...]:
     return tuple(map(sum, zip(*found, strict=True)))
 
 
-def _sync_folder(folder: Path) -> None:
-    """Wait until a folder's list of names has reached the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 MANIFEST = "manifest.json"
 
 
@@ -425,8 +422,6 @@ def write_model_folder(
     folder: Path, format: str, settings: dict[str, Any], fill: Callable[[Path], object]
 ) -> None:
     """Write what `fill` puts into a folder, and the list; an older model there is replaced."""
-    from calque.training.checkpoints import write_folder
-
     folder = Path(folder)
     if folder.exists() and not _may_replace(folder, format):
         raise InputError("exists and is no model", file=folder, fix="choose a new folder")
@@ -509,3 +504,166 @@ def _describe(path: Path) -> dict[str, Any]:
     with open(path, "rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def write_folder(final: Path, fill: Callable[[Path], object]) -> None:
+    """Write a folder whole or not at all; one of that name is replaced in the end."""
+    draft = _hidden(final, PARTIAL)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _clear_leftovers(final.parent)
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        fill(draft)
+        for path in (*draft.rglob("*"), draft):
+            _sync_path(path)
+        _publish(draft, final)
+    except (OSError, SafetensorError) as error:
+        fix = "free some space or choose another run folder; older checkpoints are intact"
+        raise InputError(f"cannot be written: {error}", file=final, fix=fix) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _publish(draft: Path, final: Path) -> None:
+    """Give a written folder its name; an older one of that name steps aside first."""
+    aside = _hidden(final, REPLACED)
+    if final.exists():
+        final.rename(aside)
+    draft.rename(final)
+    _sync_path(final.parent)
+    if aside.exists():
+        _discard(aside)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a folder; it is hidden first, so a kill never leaves half of it in view."""
+    doomed = folder
+    if folder.suffix not in (PARTIAL, DELETED):
+        doomed = _hidden(folder, DELETED)
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _hidden(folder: Path, suffix: str) -> Path:
+    """Name the hidden sibling of a checkpoint folder."""
+    return folder.with_name(f".{folder.stem.removeprefix('.')}{suffix}")
+
+
+def _sync_path(path: Path) -> None:
+    """Wait until a file or a folder has reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+LONGEST_WAIT = timedelta(days=7)
+
+
+def join_processes() -> PartialState:
+    """Find the other processes torchrun has started, if any: on GPUs where there are some."""
+    import torch
+    from accelerate import PartialState
+
+    return PartialState(cpu=not torch.cuda.is_available())
+
+
+# Hidden siblings of a checkpoint: being written, stepped aside for a rewrite, being removed.
+PARTIAL, REPLACED, DELETED = ".partial", ".replaced", ".deleted"
+
+
+def _clear_leftovers(run: Path) -> None:
+    """Remove what a killed process left, and put back a folder that it had moved aside."""
+    for leftover in run.glob(".step-*.*"):
+        final = run / leftover.stem.removeprefix(".")
+        if leftover.suffix == REPLACED and not final.exists():
+            leftover.rename(final)
+        else:
+            _discard(leftover)
+
+
+class LinkSink(Protocol):
+    """A place that blocks of links go to."""
+
+    figures_before: tuple[int, ...]
+
+    def wants(self, content: bytes) -> bool:
+        """Take note of the next block of the input, and tell whether its links are wanted."""
+        ...
+
+    def append(self, content: bytes, figures: tuple[int, ...]) -> None:
+        """Take the links of that block."""
+        ...
+
+    def finish(self, empty: bytes = b"") -> tuple[int, ...]:
+        """Give the sum of all figures."""
+        ...
+
+
+class LinkStream:
+    """Links to a stream, such as standard output, or without one to nowhere."""
+
+    def __init__(self, stream: BinaryIO | None = None) -> None:
+        self.stream = stream
+        self.figures: tuple[int, ...] = ()
+        self.figures_before: tuple[int, ...] = ()
+
+    def wants(self, content: bytes) -> bool:
+        """Want every block."""
+        return True
+
+    def append(self, content: bytes, figures: tuple[int, ...]) -> None:
+        """Write a block at once, for whoever reads at the other end."""
+        before = self.figures or (0,) * len(figures)
+        self.figures = tuple(map(sum, zip(before, figures, strict=True)))
+        if self.stream is not None:
+            self.stream.write(content)
+            self.stream.flush()
+
+    def finish(self, empty: bytes = b"") -> tuple[int, ...]:
+        """Give the sum of all figures."""
+        return self.figures
+
+
+def pack_block(content: bytes, suffix: str) -> bytes:
+    """Compress a block on its own: .gz, .xz and .zst files may hold many such members.
+
+    So a file that a kill has cut into two runs is the same as one made in one go.
+    """
+    if suffix == ".gz":
+        return gzip.compress(content, 6, mtime=0)
+    if suffix == ".xz":
+        return lzma.compress(content)
+    if suffix == ".zst":
+        import zstandard
+
+        return zstandard.ZstdCompressor(write_checksum=True).compress(content)
+    return content
+
+
+def check_output(path: Path, paths: Iterable[str], *, resume: bool) -> None:
+    """Refuse an output that cannot be written, before the work begins."""
+    check_target(path, paths)
+    check_unfinished(path, resume)
+
+
+def open_sink(
+    path: Path | None, settings: Settings, *, resume: bool = False, shard: Shard | None = None
+) -> AbstractContextManager[LinkSink]:
+    """Open standard output (no path), a file that can be resumed, or a device or pipe as it is."""
+    if path is not None and (path.is_file() or not path.exists()):
+        return ResumableFile(path, settings, resume=resume, shard=shard)
+    return _open_stream(path)
+
+
+@contextmanager
+def _open_stream(path: Path | None) -> Iterator[LinkStream]:
+    if path is None:
+        sys.stdout.flush()
+        yield LinkStream(sys.stdout.buffer)
+        return
+    with open(path, "wb") as stream:
+        yield LinkStream(stream)

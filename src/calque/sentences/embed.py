@@ -5,24 +5,31 @@ Vectors of a whole file, as a NumPy array on disk, in constant memory.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from calque.errors import InputError
 from calque.io.files import check_target, write_atomically
+from calque.models.inference import (
+    BATCH_TOKENS,
+    EmbedReport,
+    Windows,
+    check_maps,
+    cut_blocks,
+    device_of,
+    join_windows,
+    marks_of,
+    run_batches,
+)
+from calque.models.inference import cut_windows_windows as cut_windows
 from calque.models.pooling import pool_sentences
 from calque.tokens.ragged import Ragged, add_marks, bucket_batches, pack
 from calque.tokens.store import GrowingArray
-from calque.tokens.windows import EmbedReport, Windows, join_windows, marks_of
-from calque.tokens.windows import cut_windows_windows as cut_windows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,12 +40,9 @@ if TYPE_CHECKING:
 
     Vectors = npt.NDArray[np.float32]
 
-BatchT = TypeVar("BatchT")
 
 # A block is what is tokenised and sorted by length at once; the second bound is for huge lines.
 BLOCK_SENTENCES, BLOCK_CHARACTERS = 2048, 1 << 21
-# On a CPU a batch should fit one core's cache, on a GPU fill the machine.
-BATCH_TOKENS = {"cpu": 1024, "cuda": 1 << 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +92,6 @@ def choose_output(
     for language in {map_from} if isinstance(map_from, str) else set(map_from):
         maps.check(language, number)  # before any work
     return number, lambda vectors: map_vectors(maps, vectors, map_from, number)
-
-
-def check_maps(encoder: Encoder, map_from: object) -> LanguageMaps | None:
-    """Give the maps to apply; to be silent about the language where there are maps is an error."""
-    if encoder.maps is None and map_from is not None:
-        fix = "load it with maps=True, or the folder of other maps"
-        raise InputError("this model was loaded without maps", fix=fix)
-    if encoder.maps is not None and map_from is None:
-        raise InputError(
-            "this model maps by language, and is not told the language",
-            fix=f"give map_from, {encoder.maps.pivot!r} for what stays, or load it without maps",
-        )
-    return encoder.maps
 
 
 def map_vectors(
@@ -189,20 +180,6 @@ def normalize_rows(vectors: Vectors) -> Vectors:
     return vectors / norms
 
 
-def cut_blocks(sentences: Iterable[str], most: int, most_characters: int) -> Iterator[list[str]]:
-    """Cut a stream of lines into blocks of bounded size."""
-    block: list[str] = []
-    n_characters = 0
-    for sentence in sentences:
-        block.append(sentence)
-        n_characters += len(sentence)
-        if len(block) == most or n_characters >= most_characters:
-            yield block
-            block, n_characters = [], 0
-    if block:
-        yield block
-
-
 def _pool_windows(
     encoder: Encoder, windows: Windows, layers: Sequence[int], budget: int
 ) -> list[Tensor]:
@@ -226,24 +203,6 @@ def _pool_windows(
     return pooled
 
 
-def run_batches(work: Callable[[BatchT], None], batches: Sequence[BatchT], n_workers: int) -> None:
-    """Do the work for every batch, one core a batch.
-
-    Several cores on one batch would wait for each other after every operation: that took twice
-    the CPU time on two busy cores.
-    """
-    if n_workers == 1:
-        for batch in batches:
-            work(batch)
-        return
-    pool = ThreadPoolExecutor(n_workers, initializer=partial(torch.set_num_threads, 1))
-    try:
-        deque(pool.map(work, batches), maxlen=0)
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(n_workers)  # for threads yet to start; this one never changed
-
-
 def _keep_text(
     lengths: npt.NDArray[np.int64], marks: tuple[int | None, int | None]
 ) -> npt.NDArray[np.bool_]:
@@ -251,11 +210,6 @@ def _keep_text(
     ones = np.ones(int(lengths.sum()), dtype=np.int64)
     first, last = (None if mark is None else 0 for mark in marks)
     return add_marks(Ragged(ones, lengths), first, last).ids.astype(np.bool_)
-
-
-def device_of(encoder: Encoder) -> torch.device:
-    """Tell where an encoder is."""
-    return next(encoder.parameters()).device
 
 
 BLOCK_ROWS = 4096

@@ -12,18 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from calque.io.segmentation import split_sentences
 from calque.tokens.tokenizer import encode_sentences
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from jaxtyping import Float
-    from torch import Tensor
     from transformers import PreTrainedTokenizerFast
-
-    from calque.models.encoder import Encoder
 
     IntArray = npt.NDArray[np.int64]
 
@@ -161,67 +156,3 @@ def _rank_starts(tokenizer: PreTrainedTokenizerFast, sentence: str) -> IntArray:
     begins, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
     starts_character = np.append(True, begins[1:] >= ends[:-1])
     return np.where(starts_character, 1 + np.array(starts_word), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedReport:
-    """What was embedded: `n_long` sentences exceeded the model and took `n_windows` windows."""
-
-    n_sentences: int = 0
-    n_empty: int = 0
-    n_long: int = 0
-    n_windows: int = 0
-
-    def __add__(self, other: EmbedReport) -> EmbedReport:
-        return EmbedReport(
-            self.n_sentences + other.n_sentences,
-            self.n_empty + other.n_empty,
-            self.n_long + other.n_long,
-            self.n_windows + other.n_windows,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Token sequences that fit the model, and the sentence each is a part of."""
-
-    ids: list[npt.NDArray[np.int64]]
-    owners: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    report: EmbedReport
-
-
-def cut_windows_windows(encoder: Encoder, sentences: list[str]) -> Windows:
-    """Tokenise sentences; a long one becomes consecutive windows of even size."""
-    room = encoder.max_tokens - sum(mark is not None for mark in marks_of(encoder))
-    pieces, owners, n_long, n_empty = [], [], 0, 0
-    texts = ["" if sentence.isspace() else sentence for sentence in sentences]
-    for number, ids in enumerate(encode_sentences(encoder.tokenizer, texts)):
-        cuts = np.array_split(ids, -(-len(ids) // room)) if len(ids) > room else [ids]
-        n_long, n_empty = n_long + (len(cuts) > 1), n_empty + (len(ids) == 0)
-        if len(ids):
-            pieces += cuts
-            owners += [number] * len(cuts)
-    n_extra = len(pieces) + n_empty - len(sentences)
-    report = EmbedReport(len(sentences), n_empty, n_long, n_extra + n_long)
-    lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
-    return Windows(pieces, np.array(owners, dtype=np.int64), lengths, report)
-
-
-def join_windows(
-    windows: Windows, pooled: Float[Tensor, "windows hidden"], n_sentences: int
-) -> npt.NDArray[np.float32]:
-    """Average the windows of each sentence, weighted by their tokens; no window gives zero."""
-    n_tokens = np.bincount(windows.owners, windows.lengths, minlength=n_sentences)
-    weights = (windows.lengths / n_tokens[windows.owners]).astype(np.float32)
-    rows = pooled.cpu() * torch.from_numpy(weights)[:, None]
-    joined = torch.zeros(n_sentences, rows.shape[1])
-    result: npt.NDArray[np.float32] = joined.index_add_(
-        0, torch.from_numpy(windows.owners), rows
-    ).numpy()
-    return result
-
-
-def marks_of(encoder: Encoder) -> tuple[int | None, int | None]:
-    """Give the ids of the marks before and after a sequence."""
-    return encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id

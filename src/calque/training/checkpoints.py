@@ -17,9 +17,7 @@ Weights averaged over time: exponentially (EMA) or over the last checkpoints.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +38,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from calque.errors import InputError
 from calque.io.files import write_atomically
+from calque.io.outputs import REPLACED, _discard, write_folder
 from calque.training.distributed import gather_tensor
 
 if TYPE_CHECKING:
@@ -51,9 +50,6 @@ STATE_SCALARS = "training_state.json"
 MODEL_TENSORS = "model.safetensors"
 BEST = "best.json"
 FORMAT = 1
-
-# Hidden siblings of a checkpoint: being written, stepped aside for a rewrite, being removed.
-PARTIAL, REPLACED, DELETED = ".partial", ".replaced", ".deleted"
 
 
 def write_checkpoint(
@@ -76,25 +72,6 @@ def write_checkpoint(
     write_folder(final, lambda draft: _fill(draft, step, save_model, tensors, scalars))
     _prune(run, keep, {step, *pinned})
     return final
-
-
-def write_folder(final: Path, fill: Callable[[Path], object]) -> None:
-    """Write a folder whole or not at all; one of that name is replaced in the end."""
-    draft = _hidden(final, PARTIAL)
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        _clear_leftovers(final.parent)
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
-        fill(draft)
-        for path in (*draft.rglob("*"), draft):
-            _sync(path)
-        _publish(draft, final)
-    except (OSError, SafetensorError) as error:
-        fix = "free some space or choose another run folder; older checkpoints are intact"
-        raise InputError(f"cannot be written: {error}", file=final, fix=fix) from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -195,27 +172,6 @@ def _fill(
     (draft / STATE_SCALARS).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def _publish(draft: Path, final: Path) -> None:
-    """Give a written folder its name; an older one of that name steps aside first."""
-    aside = _hidden(final, REPLACED)
-    if final.exists():
-        final.rename(aside)
-    draft.rename(final)
-    _sync(final.parent)
-    if aside.exists():
-        _discard(aside)
-
-
-def _clear_leftovers(run: Path) -> None:
-    """Remove what a killed process left, and put back a folder that it had moved aside."""
-    for leftover in run.glob(".step-*.*"):
-        final = run / leftover.stem.removeprefix(".")
-        if leftover.suffix == REPLACED and not final.exists():
-            leftover.rename(final)
-        else:
-            _discard(leftover)
-
-
 def _prune(run: Path, keep: int, protected: set[int]) -> None:
     """Drop all but the newest checkpoints, the best one and the protected ones."""
     best = read_best(run)
@@ -223,30 +179,6 @@ def _prune(run: Path, keep: int, protected: set[int]) -> None:
     for folder in list_checkpoints(run)[:-keep]:
         if step_of(folder) not in protected:
             _discard(folder)
-
-
-def _discard(folder: Path) -> None:
-    """Remove a folder; it is hidden first, so a kill never leaves half of it in view."""
-    doomed = folder
-    if folder.suffix not in (PARTIAL, DELETED):
-        doomed = _hidden(folder, DELETED)
-        shutil.rmtree(doomed, ignore_errors=True)
-        folder.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _hidden(folder: Path, suffix: str) -> Path:
-    """Name the hidden sibling of a checkpoint folder."""
-    return folder.with_name(f".{folder.stem.removeprefix('.')}{suffix}")
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or a folder has reached the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

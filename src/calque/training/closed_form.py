@@ -16,6 +16,7 @@ from torch import distributed
 from calque.algorithms.procrustes import PairSums, solve_least_squares, solve_procrustes
 from calque.errors import InputError
 from calque.io.files import write_atomically
+from calque.io.outputs import write_folder
 from calque.objectives import build_objective
 from calque.objectives.base import Marks
 from calque.objectives.linear_map import (
@@ -35,7 +36,6 @@ from calque.tokens.streams import (
     load_batches,
     seed_of,
 )
-from calque.training.checkpoints import write_folder
 from calque.training.data import open_stream
 from calque.training.distributed import main_process_first
 from calque.training.start import build_encoder, make_accelerator, open_text

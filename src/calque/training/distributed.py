@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
-from accelerate import PartialState
 from torch.distributed.tensor import DTensor
 
 from calque.errors import InputError
+from calque.io.outputs import LONGEST_WAIT, join_processes
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import Tensor
-
-
-LONGEST_WAIT = timedelta(days=7)
-
-
-def join_processes() -> PartialState:
-    """Find the other processes torchrun has started, if any: on GPUs where there are some."""
-    return PartialState(cpu=not torch.cuda.is_available())
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from calque.errors import InputError
 from calque.io.files import write_atomically
+from calque.io.outputs import write_folder
 from calque.objectives import build_objective
 from calque.objectives.base import Marks
 from calque.tokens.streams import BatchStream, Place, load_batches, seed_of
@@ -285,7 +286,7 @@ def finish_run(run: Run) -> Path:
             for objective in run.objectives:
                 objective.save_beside(run.encoder, folder)
 
-        checkpoints.write_folder(out, write)
+        write_folder(out, write)
     run.accelerator.wait_for_everyone()
     return out
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from calque.errors import InputError, first_line
 from calque.io.files import check_place, write_atomically
+from calque.io.outputs import join_processes, write_folder
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model, check_rows, count_positions, find_folder, load_config
 from calque.models.seq2seq import (
@@ -44,9 +45,7 @@ from calque.tokens.prepare import (
 )
 from calque.tokens.streams import seed_of
 from calque.tokens.tokenizer import load_tokenizer
-from calque.training.checkpoints import write_folder
 from calque.training.data import check_sources, cleaning_rules, find_sources
-from calque.training.distributed import join_processes
 from calque.training.recipe import anchor_probe
 from calque.training.step import TrainStep, find_trained, freeze
 

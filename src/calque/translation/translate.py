@@ -11,20 +11,20 @@ import numpy as np
 import torch
 
 from calque.errors import InputError
+from calque.io.outputs import pack_block
 from calque.io.segmentation import find_code
-from calque.sentences.embed import cut_blocks
+from calque.models.inference import cut_blocks
 from calque.tokens.ragged import bucket_batches
 from calque.tokens.tokenizer import lift_limits
 from calque.tokens.windows import Segments, cut_segments
-from calque.word_alignment.file_job import pack_block
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from jaxtyping import Bool, Int
     from torch import Tensor
 
+    from calque.io.outputs import LinkSink
     from calque.models.seq2seq import Seq2Seq
-    from calque.word_alignment.file_job import LinkSink
 
     IntArray = npt.NDArray[np.int64]
 

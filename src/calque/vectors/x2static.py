@@ -36,10 +36,9 @@ from torch.nn import functional
 from calque.errors import InputError, first_line
 from calque.io.files import PathLike, SkipBad, SkippedLines, check_target, shown, write_atomically
 from calque.io.outputs import working_folder
-from calque.sentences.embed import BATCH_TOKENS, device_of, run_batches
+from calque.models.inference import BATCH_TOKENS, device_of, marks_of, run_batches
 from calque.tokens.ragged import Ragged, add_marks, bucket_batches, ranges, reorder
 from calque.tokens.streams import seed_of
-from calque.tokens.windows import marks_of
 from calque.types import TokenBatch
 from calque.vectors.corpus import (
     CONTENTS,

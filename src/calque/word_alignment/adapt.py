@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calque.io.files import write_atomically
-from calque.sentences.embed import device_of
+from calque.models.inference import device_of
 from calque.training.loop import train
 from calque.training.recipe import find_recipe, load_recipe
 from calque.training.start import anchor_paths, prepare_text

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import lzma
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, dataclass, field, fields
-from pathlib import Path
-from typing import BinaryIO, Protocol
 
 from calque.io.bitext import Format, Paths, read_bitext
-from calque.io.files import SkippedLines, check_target
+from calque.io.files import SkippedLines
 from calque.io.links import LinkFormat, format_links
-from calque.io.outputs import ResumableFile, Settings, Shard, check_unfinished
+from calque.io.outputs import (
+    LinkSink,
+    Settings,
+    pack_block,
+)
 from calque.io.segmentation import find_splitter, split_on_spaces
 from calque.types import SentencePair
 from calque.word_alignment.protocol import AlignedBlock, Aligner, AlignReport, WordPair
@@ -58,49 +56,6 @@ class LinkTotals:
     report: AlignReport = field(default_factory=AlignReport)
     n_skipped: int = 0
     n_before: int = 0
-
-
-class LinkSink(Protocol):
-    """A place that blocks of links go to."""
-
-    figures_before: tuple[int, ...]
-
-    def wants(self, content: bytes) -> bool:
-        """Take note of the next block of the input, and tell whether its links are wanted."""
-        ...
-
-    def append(self, content: bytes, figures: tuple[int, ...]) -> None:
-        """Take the links of that block."""
-        ...
-
-    def finish(self, empty: bytes = b"") -> tuple[int, ...]:
-        """Give the sum of all figures."""
-        ...
-
-
-class LinkStream:
-    """Links to a stream, such as standard output, or without one to nowhere."""
-
-    def __init__(self, stream: BinaryIO | None = None) -> None:
-        self.stream = stream
-        self.figures: tuple[int, ...] = ()
-        self.figures_before: tuple[int, ...] = ()
-
-    def wants(self, content: bytes) -> bool:
-        """Want every block."""
-        return True
-
-    def append(self, content: bytes, figures: tuple[int, ...]) -> None:
-        """Write a block at once, for whoever reads at the other end."""
-        before = self.figures or (0,) * len(figures)
-        self.figures = tuple(map(sum, zip(before, figures, strict=True)))
-        if self.stream is not None:
-            self.stream.write(content)
-            self.stream.flush()
-
-    def finish(self, empty: bytes = b"") -> tuple[int, ...]:
-        """Give the sum of all figures."""
-        return self.figures
 
 
 Observer = Callable[[int, list[WordPair], AlignedBlock], None]
@@ -179,47 +134,6 @@ def cut_blocks(
             block, n_characters = [], 0
     if block:
         yield block
-
-
-def pack_block(content: bytes, suffix: str) -> bytes:
-    """Compress a block on its own: .gz, .xz and .zst files may hold many such members.
-
-    So a file that a kill has cut into two runs is the same as one made in one go.
-    """
-    if suffix == ".gz":
-        return gzip.compress(content, 6, mtime=0)
-    if suffix == ".xz":
-        return lzma.compress(content)
-    if suffix == ".zst":
-        import zstandard
-
-        return zstandard.ZstdCompressor(write_checksum=True).compress(content)
-    return content
-
-
-def check_output(path: Path, paths: Iterable[str], *, resume: bool) -> None:
-    """Refuse an output that cannot be written, before the work begins."""
-    check_target(path, paths)
-    check_unfinished(path, resume)
-
-
-def open_sink(
-    path: Path | None, settings: Settings, *, resume: bool = False, shard: Shard | None = None
-) -> AbstractContextManager[LinkSink]:
-    """Open standard output (no path), a file that can be resumed, or a device or pipe as it is."""
-    if path is not None and (path.is_file() or not path.exists()):
-        return ResumableFile(path, settings, resume=resume, shard=shard)
-    return _open_stream(path)
-
-
-@contextmanager
-def _open_stream(path: Path | None) -> Iterator[LinkStream]:
-    if path is None:
-        sys.stdout.flush()
-        yield LinkStream(sys.stdout.buffer)
-        return
-    with open(path, "wb") as stream:
-        yield LinkStream(stream)
 
 
 def _identify(block: list[SentencePair]) -> bytes:

@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from calque.algorithms.matching import itermax, max_weight_matching, mutual_argmax
 from calque.algorithms.transport import exponential_log_kernel, log_sinkhorn
 from calque.errors import InputError
+from calque.models.inference import BATCH_TOKENS, check_maps, device_of, run_batches
 from calque.models.pooling import pool_words
 from calque.objectives.base import Marks
 from calque.objectives.masked_lm import join_sides, mark_sides
-from calque.sentences.embed import BATCH_TOKENS, check_maps, device_of, run_batches
 from calque.tokens.ragged import Ragged, add_marks, bucket_batches, interleave, pack, ranges
 from calque.tokens.words import WordEncoder
 from calque.types import TokenBatch

@@ -24,8 +24,8 @@ from calque.evaluation.settings import remember
 from calque.io.bitext import read_id_pairs, read_identified
 from calque.io.files import MAGIC
 from calque.io.xtreme import short_name
-from calque.sentences.embed import choose_output, device_of, embed_blocks
-from calque.tokens.windows import EmbedReport
+from calque.models.inference import EmbedReport, device_of
+from calque.sentences.embed import choose_output, embed_blocks
 
 if TYPE_CHECKING:
     import numpy.typing as npt
