@@ -1,4 +1,4 @@
-"""The README's tree is the tree: one line a file, in the words of the file's own docstring."""
+"""The README stays short, its links lead somewhere, and its Python example gives what it says."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "src" / "calque"
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if not path.name.startswith("__"))
+TEXT = (ROOT / "README.md").read_text("utf-8")
 
 
-def listed_files() -> dict[str, str]:
-    tree = re.search(r"## The tree\n\n```\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
-    assert tree is not None
-    folder, found = "", {}
-    for line in tree[1].splitlines():
-        match = re.fullmatch(r"( {2}| {4})([\w/]+(?:\.py)?) +(.*)", line)
-        if match and match[2].endswith("/"):
-            folder = match[2]
-        elif match:
-            found[(folder if match[1] == "    " else "") + match[2]] = match[3]
-    return found
+def test_it_fits_two_screens() -> None:
+    assert len(TEXT.splitlines()) <= 150
+    assert len(TEXT.encode()) <= 8000
 
 
-def test_no_line_is_left_of_a_file_that_is_gone() -> None:
-    names = {path.relative_to(PACKAGE).as_posix() for path in FILES}
-    assert set(listed_files()) == names
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#]+)", TEXT))))
+def test_links_lead_somewhere(target: str) -> None:
+    assert (ROOT / target).exists()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_each_line_is_the_docstring(path: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
-    assert docstring is not None
-    expected = docstring.splitlines()[0].rstrip(".")
-    assert listed_files()[path.relative_to(PACKAGE).as_posix()] == expected
+def test_the_python_example_gives_what_it_says() -> None:
+    (source,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    names: dict[str, object] = {}
+    n_results = 0
+    for line in source.splitlines():
+        code, _, comment = line.partition("  # ")
+        node = ast.parse(code)
+        if node.body and isinstance(node.body[0], ast.Expr):
+            assert eval(code, names) == ast.literal_eval(comment)
+            n_results += 1
+        else:
+            exec(code, names)
+    assert n_results == 2
