@@ -29,7 +29,7 @@ def test_load_reads_a_string_too(tiny_folder: Path) -> None:
 
 
 def test_without_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calque.api.embedded_models", dict)
+    monkeypatch.setattr("calque.models.inference.embedded_models", dict)
     for name in (None, loading.EMBEDDED):
         with pytest.raises(calque.InputError, match="calque-mini is not in this installation"):
             calque.load(name)

@@ -69,13 +69,30 @@ class SkippedLines:
         return lambda number, reason, text: self(number, f"{shown(path)}: {reason}", text)
 
 
-def read_lines(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[str]:
-    """Read the lines of a file; a bad one is an InputError, or goes to `skip_bad`."""
+def read_lines(
+    path: PathLike, skip_bad: SkipBad | None = None, *, blank_bad: bool = False
+) -> Iterator[str]:
+    """Read the lines of a file; an invalid line raises InputError or is passed to `skip_bad`.
+
+    With `blank_bad` a skipped line is returned as an empty one, so that line numbers stay the same.
+    """
     for number, line in enumerate(scan_lines(path), start=1):
         if isinstance(line, str):
             yield line
         else:
             refuse(line, path, number, skip_bad)
+            if blank_bad:
+                yield ""
+
+
+def count_input_lines(path: PathLike, *, skip_bad: bool = False) -> int | None:
+    """Return the number of lines of a file, or None for a pipe, which can be read only once.
+
+    Unless `skip_bad`, an invalid line raises InputError, so that it is known before the work starts.
+    """
+    if os.fspath(path) == "-" or (os.path.exists(path) and not os.path.isfile(path)):
+        return None
+    return sum(1 for _ in read_lines(path, SkippedLines() if skip_bad else None, blank_bad=True))
 
 
 def scan_lines(path: PathLike) -> Iterator[str | BadLine]:

@@ -2,43 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import numpy as np
-import torch
-
-from calque.tokens.tokenizer import encode_sentences
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    from jaxtyping import Float
-    from torch import Tensor
-
-    from calque.models.encoder import Encoder
-
-    IntArray = npt.NDArray[np.int64]
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import torch
 
 from calque.errors import InputError
+from calque.models.encoder import Encoder
+from calque.models.language_maps import BESIDE, load_maps
+from calque.models.loading import EMBEDDED, embedded_models
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from calque.models.encoder import Encoder
     from calque.models.language_maps import LanguageMaps
 
     Vectors = npt.NDArray[np.float32]
 
-
+EncoderT = TypeVar("EncoderT", bound=Encoder)
 BatchT = TypeVar("BatchT")
+
+
+def load_encoder(
+    name: str | Path | EncoderT | None = None,
+    device: str = "auto",
+    *,
+    maps: bool | str | Path | None = None,
+    cls: type[EncoderT] = Encoder,  # type: ignore[assignment]
+) -> EncoderT:
+    """Load an encoder for inference: in bfloat16 on CUDA, in single precision elsewhere.
+
+    Args:
+        name: Folder, hub name or `calque-mini`, which is also the default. An encoder that is
+            already loaded is returned as it is.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
+        maps: True to load the linear maps of languages in the model's folder, or another folder.
+        cls: Class of the returned object.
+    """
+    if isinstance(name, Encoder):
+        return name
+    if str(name or EMBEDDED) == EMBEDDED and EMBEDDED not in embedded_models():
+        raise InputError(
+            f"{EMBEDDED} is not in this installation", fix="give the folder of another model"
+        )
+    torch_device = choose_device(device)
+    dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
+    encoder = cls.load(name, device=torch_device, dtype=dtype)
+    if maps is not None and maps is not False:
+        folder = encoder.folder if maps is True or maps == BESIDE else Path(maps)
+        encoder.maps = load_maps(folder, encoder.hidden_size, encoder.n_layers).to(torch_device)
+    return encoder
 
 
 # On a CPU a batch should fit one core's cache, on a GPU fill the machine.
@@ -93,67 +111,3 @@ def run_batches(work: Callable[[BatchT], None], batches: Sequence[BatchT], n_wor
 def device_of(encoder: Encoder) -> torch.device:
     """Tell where an encoder is."""
     return next(encoder.parameters()).device
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedReport:
-    """What was embedded: `n_long` sentences exceeded the model and took `n_windows` windows."""
-
-    n_sentences: int = 0
-    n_empty: int = 0
-    n_long: int = 0
-    n_windows: int = 0
-
-    def __add__(self, other: EmbedReport) -> EmbedReport:
-        return EmbedReport(
-            self.n_sentences + other.n_sentences,
-            self.n_empty + other.n_empty,
-            self.n_long + other.n_long,
-            self.n_windows + other.n_windows,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Token sequences that fit the model, and the sentence each is a part of."""
-
-    ids: list[npt.NDArray[np.int64]]
-    owners: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    report: EmbedReport
-
-
-def cut_windows_windows(encoder: Encoder, sentences: list[str]) -> Windows:
-    """Tokenise sentences; a long one becomes consecutive windows of even size."""
-    room = encoder.max_tokens - sum(mark is not None for mark in marks_of(encoder))
-    pieces, owners, n_long, n_empty = [], [], 0, 0
-    texts = ["" if sentence.isspace() else sentence for sentence in sentences]
-    for number, ids in enumerate(encode_sentences(encoder.tokenizer, texts)):
-        cuts = np.array_split(ids, -(-len(ids) // room)) if len(ids) > room else [ids]
-        n_long, n_empty = n_long + (len(cuts) > 1), n_empty + (len(ids) == 0)
-        if len(ids):
-            pieces += cuts
-            owners += [number] * len(cuts)
-    n_extra = len(pieces) + n_empty - len(sentences)
-    report = EmbedReport(len(sentences), n_empty, n_long, n_extra + n_long)
-    lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
-    return Windows(pieces, np.array(owners, dtype=np.int64), lengths, report)
-
-
-def join_windows(
-    windows: Windows, pooled: Float[Tensor, "windows hidden"], n_sentences: int
-) -> npt.NDArray[np.float32]:
-    """Average the windows of each sentence, weighted by their tokens; no window gives zero."""
-    n_tokens = np.bincount(windows.owners, windows.lengths, minlength=n_sentences)
-    weights = (windows.lengths / n_tokens[windows.owners]).astype(np.float32)
-    rows = pooled.cpu() * torch.from_numpy(weights)[:, None]
-    joined = torch.zeros(n_sentences, rows.shape[1])
-    result: npt.NDArray[np.float32] = joined.index_add_(
-        0, torch.from_numpy(windows.owners), rows
-    ).numpy()
-    return result
-
-
-def marks_of(encoder: Encoder) -> tuple[int | None, int | None]:
-    """Give the ids of the marks before and after a sequence."""
-    return encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id

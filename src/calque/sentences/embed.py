@@ -15,24 +15,16 @@ import torch
 
 from calque.errors import InputError
 from calque.io.files import check_target, write_atomically
-from calque.models.inference import (
-    BATCH_TOKENS,
-    EmbedReport,
-    Windows,
-    check_maps,
-    cut_blocks,
-    device_of,
-    join_windows,
-    marks_of,
-    run_batches,
-)
-from calque.models.inference import cut_windows_windows as cut_windows
+from calque.models.inference import BATCH_TOKENS, check_maps, cut_blocks, device_of, run_batches
 from calque.models.pooling import pool_sentences
-from calque.tokens.ragged import Ragged, add_marks, bucket_batches, pack
+from calque.tokens.ragged import Ragged, add_special_tokens, bucket_batches, pack
 from calque.tokens.store import GrowingArray
+from calque.tokens.tokenizer import boundary_ids
+from calque.tokens.windows import TextWindows, split_long_sentences
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from jaxtyping import Float
     from torch import Tensor
 
     from calque.models.encoder import Encoder
@@ -86,7 +78,7 @@ def choose_output(
     maps = check_maps(encoder, map_from)
     if layer is None and encoder.neutral is not None and not raw and maps is None:
         return encoder.neutral.layer, encoder.neutral.apply
-    number = encoder.check_layer(encoder.retrieval_layer if layer is None else layer)
+    number = encoder.choose_layer("sentences", layer)
     if maps is None or map_from is None:
         return number, lambda vectors: vectors
     for language in {map_from} if isinstance(map_from, str) else set(map_from):
@@ -142,13 +134,16 @@ def embed_blocks(
     numbers = [encoder.check_layer(layer) for layer in layers]
     budget = batch_tokens or BATCH_TOKENS.get(device_of(encoder).type, BATCH_TOKENS["cpu"])
     for block in cut_blocks(sentences, BLOCK_SENTENCES, BLOCK_CHARACTERS):
-        windows = cut_windows(encoder, block)
+        windows = split_long_sentences(encoder.tokenizer, block, encoder.max_tokens)
         pooled = _pool_windows(encoder, windows, numbers, budget)
         vectors = {
             number: join_windows(windows, rows, len(block))
             for number, rows in zip(numbers, pooled, strict=True)
         }
-        yield EmbeddedBlock(vectors, windows.report)
+        report = EmbedReport(
+            windows.n_lines, windows.n_empty, windows.n_long, windows.n_long_windows
+        )
+        yield EmbeddedBlock(vectors, report)
 
 
 def center_by_language(vectors: Vectors, languages: Sequence[str]) -> Vectors:
@@ -181,17 +176,17 @@ def normalize_rows(vectors: Vectors) -> Vectors:
 
 
 def _pool_windows(
-    encoder: Encoder, windows: Windows, layers: Sequence[int], budget: int
+    encoder: Encoder, windows: TextWindows, layers: Sequence[int], budget: int
 ) -> list[Tensor]:
     """Run the encoder on batches of similar length and average each window's own tokens."""
-    device, marks = device_of(encoder), marks_of(encoder)
+    device, marks = device_of(encoder), boundary_ids(encoder.tokenizer)
     size = (len(windows.ids), encoder.hidden_size)
     pooled = [torch.empty(size, dtype=torch.float32, device=device) for _ in layers]
 
     @torch.inference_mode()
     def pool_batch(rows: npt.NDArray[np.int64]) -> None:
         ragged = Ragged.of([windows.ids[row] for row in rows])
-        batch = pack(add_marks(ragged, *marks), pad_id=encoder.tokenizer.pad_token_id or 0)
+        batch = pack(add_special_tokens(ragged, *marks), pad_id=encoder.tokenizer.pad_token_id or 0)
         keep = torch.from_numpy(_keep_text(ragged.lengths, marks)).to(device, non_blocking=True)
         batch = batch.to(device)
         places = torch.from_numpy(rows).to(device)
@@ -209,7 +204,7 @@ def _keep_text(
     """Tell the tokens of the text from the marks around each sequence."""
     ones = np.ones(int(lengths.sum()), dtype=np.int64)
     first, last = (None if mark is None else 0 for mark in marks)
-    return add_marks(Ragged(ones, lengths), first, last).ids.astype(np.bool_)
+    return add_special_tokens(Ragged(ones, lengths), first, last).ids.astype(np.bool_)
 
 
 BLOCK_ROWS = 4096
@@ -266,3 +261,36 @@ def _center_file(path: Path, mean: npt.NDArray[np.float64], normalize: bool) -> 
         centered = np.where(rows.any(axis=1, keepdims=True), rows - mean, 0).astype(np.float32)
         rows[:] = normalize_rows(centered) if normalize else centered
     array.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedReport:
+    """What was embedded: `n_long` sentences exceeded the model and took `n_windows` windows."""
+
+    n_sentences: int = 0
+    n_empty: int = 0
+    n_long: int = 0
+    n_windows: int = 0
+
+    def __add__(self, other: EmbedReport) -> EmbedReport:
+        return EmbedReport(
+            self.n_sentences + other.n_sentences,
+            self.n_empty + other.n_empty,
+            self.n_long + other.n_long,
+            self.n_windows + other.n_windows,
+        )
+
+
+def join_windows(
+    windows: TextWindows, pooled: Float[Tensor, "windows hidden"], n_sentences: int
+) -> npt.NDArray[np.float32]:
+    """Average the windows of each sentence, weighted by their tokens; no window gives zero."""
+    lengths = windows.lengths
+    n_tokens = np.bincount(windows.line_numbers, lengths, minlength=n_sentences)
+    weights = (lengths / n_tokens[windows.line_numbers]).astype(np.float32)
+    rows = pooled.cpu() * torch.from_numpy(weights)[:, None]
+    joined = torch.zeros(n_sentences, rows.shape[1])
+    result: npt.NDArray[np.float32] = joined.index_add_(
+        0, torch.from_numpy(windows.line_numbers), rows
+    ).numpy()
+    return result

@@ -30,7 +30,7 @@ def find_neutral_space(
     on_language: Callable[[str], None] = lambda language: None,
 ) -> NeutralSpace:
     """Embed a sample of every language's sentences and find what tells the languages apart."""
-    number = encoder.check_layer(encoder.retrieval_layer if layer is None else layer)
+    number = encoder.choose_layer("sentences", layer)
     means = []
     for language, sentences in texts.items():
         sample = draw_sample(sentences, n_sentences, np.random.default_rng(seed))

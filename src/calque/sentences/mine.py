@@ -25,8 +25,7 @@ from calque.errors import InputError, first_line
 from calque.io.bitext import has_ids, read_id_pairs, split_id
 from calque.io.files import BadLine, PathLike, SkipBad, refuse, scan_lines, shown
 from calque.io.outputs import ResumableFile
-from calque.models.inference import EmbedReport
-from calque.sentences.embed import BLOCK_SENTENCES, choose_output, embed_blocks
+from calque.sentences.embed import BLOCK_SENTENCES, EmbedReport, choose_output, embed_blocks
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from calque.errors import InputError
-from calque.models.attention import NAME
-from calque.models.deberta import read_attentions
+from calque.models.attention import ATTENTION_NAME
+from calque.models.deberta import read_deberta_attentions
 from calque.models.encoder import Encoder
 from calque.models.veco import Veco, find_full
 from calque.tokens.tokenizer import encode_sentences
@@ -114,11 +114,11 @@ def _measure_side_by_side(
 
 def _read(encoder: Encoder, ids: Sequence[int], places: Tensor) -> Sequence[Tensor]:
     """Give the attention inside one sequence by layer."""
-    body = encoder.family.body_of(encoder.model)
+    body = encoder.family.get_body(encoder.model)
     if encoder.family.run is not None:  # distances are counted by places, too
         offsets = torch.tensor([0, len(ids)])
         batch = TokenBatch(torch.tensor(ids), places, offsets, len(ids), len(ids))
-        return read_attentions(body, batch)
+        return read_deberta_attentions(body, batch)
     first = getattr(body.embeddings, "padding_idx", None)  # RoBERTa counts positions after it
     places = places + (0 if first is None else first + 1)
     with _eager(encoder):
@@ -138,7 +138,7 @@ def _measure_across(veco: Veco, pair: _Pair) -> tuple[str, FloatArray, FloatArra
 
 def _read_across(veco: Veco, ids: Tensor, other: Tensor) -> FloatArray:
     """Give the cross-attention of one sequence to another by layer."""
-    body, layers = veco.family.body_of(veco.model), veco.family.layers_of(veco.model)
+    body, layers = veco.family.get_body(veco.model), veco.family.get_layers(veco.model)
     seen: list[Tensor] = []
     hooks = [
         layer.crossattention.self.register_forward_hook(  # type: ignore[union-attr]
@@ -166,7 +166,7 @@ def _eager(encoder: Encoder) -> Iterator[None]:
     try:
         yield
     finally:
-        encoder.model.set_attn_implementation(NAME)
+        encoder.model.set_attn_implementation(ATTENTION_NAME)
 
 
 def _stack(weights: Sequence[Tensor]) -> FloatArray:

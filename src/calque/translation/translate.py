@@ -16,7 +16,7 @@ from calque.io.segmentation import find_code
 from calque.models.inference import cut_blocks
 from calque.tokens.ragged import bucket_batches
 from calque.tokens.tokenizer import lift_limits
-from calque.tokens.windows import Segments, cut_segments
+from calque.tokens.windows import TextWindows, split_lines_for_translation
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -125,7 +125,9 @@ class Translator:
 
     def translate_block(self, lines: list[str]) -> tuple[list[list[Candidate]], TranslateReport]:
         """Translate some lines at once; an empty line has empty translations."""
-        segments = cut_segments(self.model.tokenizer, lines, self.longest, self.source)
+        segments = split_lines_for_translation(
+            self.model.tokenizer, lines, self.longest, self.source
+        )
         found: list[list[Candidate]] = [[] for _ in segments.ids]
         n_unfinished = n_written = 0
         waiting = self.plan_batches(segments.lengths)[::-1]
@@ -145,7 +147,7 @@ class Translator:
             len(lines),
             segments.n_empty,
             segments.n_long,
-            segments.n_cut,
+            segments.n_long_sentences,
             len(segments.ids),
             n_unfinished,
             int(segments.lengths.sum()),
@@ -214,10 +216,10 @@ class Translator:
         step = self.search.n_best
         return [every[first : first + step] for first in range(0, len(every), step)]
 
-    def _join(self, segments: Segments, found: list[list[Candidate]]) -> list[list[Candidate]]:
+    def _join(self, segments: TextWindows, found: list[list[Candidate]]) -> list[list[Candidate]]:
         """Put the translations of a line's segments together: all best ones, all second ones."""
         groups: list[list[list[Candidate]]] = [[] for _ in range(segments.n_lines)]
-        for owner, group in zip(segments.owners.tolist(), found, strict=True):
+        for owner, group in zip(segments.line_numbers.tolist(), found, strict=True):
             groups[owner].append(group)
         gap = "" if find_code(self.target) in UNSPACED else " "
         return [

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calque.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Vectors = npt.NDArray[np.float32]
+    IntArray = npt.NDArray[np.int64]
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calque.io.dictionaries import Entry
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    IntArray = npt.NDArray[np.int64]
+
+import math
 from typing import TYPE_CHECKING, Literal, TextIO
 
 import numpy as np
 import torch
 
 from calque.algorithms.nearest import log_sums_both_ways, mean_of_nearest, nearest_both_ways
-from calque.errors import InputError
 from calque.vectors.static import VectorSpace, check_widths
 
 if TYPE_CHECKING:
@@ -76,7 +98,7 @@ class Lexicon:
 
 
 @dataclass(frozen=True, slots=True)
-class Translator:
+class WordTranslator:
     """Finds translations by scale·cos(x, y) − penalty: a word near to everything has a high one.
 
     Penalties of both sides are known, so that it can be turned round at no cost.
@@ -96,7 +118,7 @@ class Translator:
         tgt: VectorSpace,
         settings: LexiconSettings,
         on_rows: Callable[[int], None] | None = None,
-    ) -> Translator:
+    ) -> WordTranslator:
         """Compare all words with all others, unless the cosine alone counts.
 
         `on_rows` hears of source words that are done.
@@ -109,10 +131,10 @@ class Translator:
             return cls(src, tgt, settings, 1 / TEMPERATURE, *sums)
         return cls(src, tgt, settings, 2.0, *_measure_hubness(src, tgt, settings, on_rows))
 
-    def reverse(self) -> Translator:
+    def reverse(self) -> WordTranslator:
         """Give the translator of the other direction."""
         penalties = self.tgt_penalties, self.src_penalties
-        return Translator(self.tgt, self.src, self.settings, self.scale, *penalties)
+        return WordTranslator(self.tgt, self.src, self.settings, self.scale, *penalties)
 
     def find(self, rows: IntArray, k: int) -> IntArray:
         """Find the k best target words of some source words, the best first; all if they are few.
@@ -179,7 +201,7 @@ def induce_lexicon(
     With `mutual`, only pairs stay in which either word is the other's best. `on_rows` hears of
     source words that are done, `settings.n_passes` times in all of each.
     """
-    translator = Translator.make(src, tgt, settings or LexiconSettings(), on_rows)
+    translator = WordTranslator.make(src, tgt, settings or LexiconSettings(), on_rows)
     return translator.induce(on_rows)
 
 
@@ -242,3 +264,89 @@ def _format_lines(
 def _is_writable(word: str) -> bool:
     """Tell whether a word is the same when it is read from a line again."""
     return bool(word) and word == word.strip() and LINE_ENDS.isdisjoint(word)
+
+
+AT = (1, 5, 10)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DictionaryScores:
+    """How translations of a dictionary's source words were found, by method.
+
+    A word counts once, and any of its translations is right. It is known if it and at least one
+    of its translations have vectors; MUSE and VecMap leave the others out. `ranks` are those of
+    the known words.
+    """
+
+    n_words: int
+    n_unknown_src: int
+    n_unknown_tgt: int
+    ranks: Mapping[str, IntArray]
+
+    @property
+    def n_known(self) -> int:
+        """Words that could be translated right."""
+        return self.n_words - self.n_unknown_src - self.n_unknown_tgt
+
+    @property
+    def coverage(self) -> float:
+        """The share of words that are known."""
+        return self.n_known / self.n_words
+
+    def precision(self, method: str, k: int, *, known: bool = False) -> float:
+        """Give P@k, with the unknown words counted as wrong or, asked for the known, left out."""
+        return precision_at_k(self.ranks[method], k, None if known else self.n_words)
+
+
+def score_dictionary(
+    translators: Sequence[WordTranslator], entries: Iterable[Entry]
+) -> DictionaryScores:
+    """Translate the source words of a dictionary by several methods, of one pair of spaces."""
+    src, tgt, entries = translators[0].src, translators[0].tgt, list(entries)
+    words = {src_word for src_word, _ in entries}
+    if not words:
+        raise InputError("the dictionary has no entries", fix="give another")
+    src_rows = src.look_up(src_word for src_word, _ in entries)
+    tgt_rows = tgt.look_up(tgt_word for _, tgt_word in entries)
+    has_both = (src_rows >= 0) & (tgt_rows >= 0)
+    queries, owners = np.unique(src_rows[has_both], return_inverse=True)
+    n_with_vector = len(np.unique(src_rows[src_rows >= 0]))
+    ranks: dict[str, IntArray] = {}
+    for translator in translators:
+        found = translator.find(queries, max(AT))
+        ranks[translator.settings.method] = find_ranks(found, owners, tgt_rows[has_both])
+    return DictionaryScores(
+        n_words=len(words),
+        n_unknown_src=len(words) - n_with_vector,
+        n_unknown_tgt=n_with_vector - len(queries),
+        ranks=ranks,
+    )
+
+
+def find_ranks(found: IntArray, queries: IntArray, answers: IntArray) -> IntArray:
+    """Give the place of each query's first right answer, counted from 0; the width if none is.
+
+    Row q of `found` holds what was found for query q, the best first; `queries[e]` may be answered
+    by `answers[e]`, and a query by several.
+
+    >>> find_ranks(np.array([[7, 8], [9, 7]]), np.array([0, 1, 1]), np.array([8, 5, 9])).tolist()
+    [1, 0]
+    """
+    is_right = found[queries] == answers[:, None]
+    n_queries, width = found.shape
+    places = np.where(is_right.any(axis=1), is_right.argmax(axis=1), width)
+    ranks = np.full(n_queries, width, dtype=np.int64)
+    np.minimum.at(ranks, queries, places)
+    return ranks
+
+
+def precision_at_k(ranks: IntArray, k: int, n_queries: int | None = None) -> float:
+    """Give the share of queries with a right answer among their first k; of none, 0.
+
+    With `n_queries`, that many were asked: those without a rank found nothing.
+
+    >>> precision_at_k(np.array([0, 4, 1]), 2), precision_at_k(np.array([0, 4, 1]), 2, 4)
+    (0.6666666666666666, 0.5)
+    """
+    n_asked = len(ranks) if n_queries is None else n_queries
+    return int((ranks < k).sum()) / n_asked if n_asked else 0.0

@@ -36,9 +36,10 @@ from torch.nn import functional
 from calque.errors import InputError, first_line
 from calque.io.files import PathLike, SkipBad, SkippedLines, check_target, shown, write_atomically
 from calque.io.outputs import working_folder
-from calque.models.inference import BATCH_TOKENS, device_of, marks_of, run_batches
-from calque.tokens.ragged import Ragged, add_marks, bucket_batches, ranges, reorder
+from calque.models.inference import BATCH_TOKENS, device_of, run_batches
+from calque.tokens.ragged import Ragged, add_special_tokens, bucket_batches, ranges, reorder
 from calque.tokens.streams import seed_of
+from calque.tokens.tokenizer import boundary_ids
 from calque.types import TokenBatch
 from calque.vectors.corpus import (
     CONTENTS,
@@ -285,7 +286,7 @@ def plan_block(
 
     Sentences without occurrences are left out.
     """
-    device, marks = device_of(encoder), marks_of(encoder)
+    device, marks = device_of(encoder), boundary_ids(encoder.tokenizer)
     budget = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
     used = np.flatnonzero(found.n_found)
     buckets = [used[rows] for rows in bucket_batches(found.n_pieces[used], budget)]
@@ -361,7 +362,7 @@ def _lay_out(
     """List what batches are made of, from the ids of their tokens on; all count from 0."""
     order = np.concatenate(buckets)
     pieces = corpus.spell(reorder(found.forms, order).ids)
-    marked = add_marks(Ragged(pieces, found.n_pieces[order]), *marks)
+    marked = add_special_tokens(Ragged(pieces, found.n_pieces[order]), *marks)
     sentences = _Cut(np.array([len(rows) for rows in buckets]))
     tokens, begins = sentences.widen(marked.lengths), sentences.starts(marked.lengths)
     offsets = np.insert(begins, np.cumsum(sentences.sizes), tokens.sizes)
@@ -748,7 +749,7 @@ class ExtractJob:
 
     def room_of(self, encoder: Encoder) -> int:
         """Count the subwords of the text that fit between the marks."""
-        n_marks = sum(mark is not None for mark in marks_of(encoder))
+        n_marks = sum(mark is not None for mark in boundary_ids(encoder.tokenizer))
         room = min(self.max_length, encoder.max_tokens) - n_marks
         if room < 1:
             problem = f"max_length={self.max_length} leaves no room for text"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from calque.errors import InputError
-from calque.evaluation.metrics import find_ranks, precision_at_k
 from calque.evaluation.tasks.tatoeba import average_languages
-from calque.io.dictionaries import Entry, read_dictionary
+from calque.io.dictionaries import read_dictionary
 from calque.types import Score
-from calque.vectors.lexicon import LexiconSettings, Translator
+from calque.vectors.lexicon import (
+    AT,
+    DictionaryScores,
+    LexiconSettings,
+    WordTranslator,
+    score_dictionary,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -25,63 +29,8 @@ if TYPE_CHECKING:
 
 TASK, FOLDER = "lexicon_induction", "muse"
 TEST_SUFFIX = ".5000-6500.txt"  # MUSE's; the 5,000 more frequent words are for training
-AT = (1, 5, 10)
 METHODS = ("nn", "csls")
 SETTINGS = (LexiconSettings("nn"), LexiconSettings("csls"))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DictionaryScores:
-    """How translations of a dictionary's source words were found, by method.
-
-    A word counts once, and any of its translations is right. It is known if it and at least one
-    of its translations have vectors; MUSE and VecMap leave the others out. `ranks` are those of
-    the known words.
-    """
-
-    n_words: int
-    n_unknown_src: int
-    n_unknown_tgt: int
-    ranks: Mapping[str, IntArray]
-
-    @property
-    def n_known(self) -> int:
-        """Words that could be translated right."""
-        return self.n_words - self.n_unknown_src - self.n_unknown_tgt
-
-    @property
-    def coverage(self) -> float:
-        """The share of words that are known."""
-        return self.n_known / self.n_words
-
-    def precision(self, method: str, k: int, *, known: bool = False) -> float:
-        """Give P@k, with the unknown words counted as wrong or, asked for the known, left out."""
-        return precision_at_k(self.ranks[method], k, None if known else self.n_words)
-
-
-def score_dictionary(
-    translators: Sequence[Translator], entries: Iterable[Entry]
-) -> DictionaryScores:
-    """Translate the source words of a dictionary by several methods, of one pair of spaces."""
-    src, tgt, entries = translators[0].src, translators[0].tgt, list(entries)
-    words = {src_word for src_word, _ in entries}
-    if not words:
-        raise InputError("the dictionary has no entries", fix="give another")
-    src_rows = src.look_up(src_word for src_word, _ in entries)
-    tgt_rows = tgt.look_up(tgt_word for _, tgt_word in entries)
-    has_both = (src_rows >= 0) & (tgt_rows >= 0)
-    queries, owners = np.unique(src_rows[has_both], return_inverse=True)
-    n_with_vector = len(np.unique(src_rows[src_rows >= 0]))
-    ranks: dict[str, IntArray] = {}
-    for translator in translators:
-        found = translator.find(queries, max(AT))
-        ranks[translator.settings.method] = find_ranks(found, owners, tgt_rows[has_both])
-    return DictionaryScores(
-        n_words=len(words),
-        n_unknown_src=len(words) - n_with_vector,
-        n_unknown_tgt=n_with_vector - len(queries),
-        ranks=ranks,
-    )
 
 
 def score_lexicon_induction(
@@ -103,7 +52,7 @@ def score_lexicon_induction(
     for pairs in _group_directions(find_pairs(data, vectors.languages, languages)):
         src, _, tgt = pairs[0].partition("-")
         spaces = vectors.load_pair(src, tgt)
-        translators = [Translator.make(*spaces, settings) for settings in SETTINGS]
+        translators = [WordTranslator.make(*spaces, settings) for settings in SETTINGS]
         for pair in pairs:
             if pair != pairs[0]:
                 translators = [translator.reverse() for translator in translators]

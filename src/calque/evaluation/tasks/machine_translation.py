@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from calque.errors import InputError, MissingExtra
-from calque.evaluation.records import Outcome
+from calque.errors import InputError
+from calque.evaluation.records import LanguageScores
 from calque.io.conllu import spread
 from calque.io.files import read_lines
-from calque.io.segmentation import SPACELESS, find_code
+from calque.translation.bleu import (
+    TranslationScores,
+    score_translations,
+)
 
 if TYPE_CHECKING:
     from calque.evaluation.settings import TaskSettings
@@ -20,66 +22,12 @@ if TYPE_CHECKING:
     from calque.translation.translate import Translator
 
 
-# SacreBLEU's tokenizers for languages without spaces; Japanese words need a package beside it. By
-# its rules for spaced words a whole Thai phrase would be one.
-TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(SPACELESS, "char")
 PACKED = ("", ".gz", ".xz", ".zst")
 # Where the test set of a task lies beneath the user's folder, and its name.
 TEST_SETS = {
     "translation": ("translation", "newstest2014"),
     "multi30k": ("translation/multi30k", "test_2016_flickr"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TranslationScores:
-    """BLEU and chrF in percent, and what SacreBLEU says of how they were computed."""
-
-    bleu: float
-    chrf: float
-    n_lines: int
-    bleu_signature: str
-    chrf_signature: str
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Give the scores by name, the main one first."""
-        return {"bleu": self.bleu, "chrf": self.chrf}
-
-
-def load_metrics() -> tuple[Any, Any]:
-    """Give SacreBLEU's BLEU and chrF, or say how to get them."""
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-        from sacrebleu.metrics.chrf import CHRF
-    except ImportError as error:
-        raise MissingExtra("sacrebleu", "eval") from error
-    return BLEU, CHRF
-
-
-def score_translations(
-    translations: Sequence[str], references: Sequence[str], language: str = ""
-) -> TranslationScores:
-    """Score translations against one reference each; `language` is that of the references.
-
-    Post, 2018 (SacreBLEU); Popović, 2015 (chrF).
-    """
-    BLEU, CHRF = load_metrics()
-    if len(translations) != len(references):
-        raise InputError(
-            f"{len(translations):,} translations for {len(references):,} references",
-            fix="give a reference for every line",
-        )
-    if not references:
-        raise InputError("no lines to score", fix="give a test set")
-    try:
-        bleu = BLEU(tokenize=TOKENIZERS.get(find_code(language), "13a"))
-    except (ImportError, RuntimeError):  # its tokenizer of words is a package of its own
-        bleu = BLEU(tokenize="char")
-    chrf, texts = CHRF(), list(translations)
-    scores = [metric.corpus_score(texts, [list(references)]).score for metric in (bleu, chrf)]
-    signatures = [str(metric.get_signature()) for metric in (bleu, chrf)]
-    return TranslationScores(scores[0], scores[1], len(texts), signatures[0], signatures[1])
 
 
 def find_test_sets(folder: Path, src: str, tgt: str) -> dict[str, tuple[Path, Path]]:
@@ -160,7 +108,7 @@ def measure_translations(
     settings: TaskSettings,
     seed: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Outcome]:
+) -> list[LanguageScores]:
     """Translate a test set in every direction that a model was taught, by beam search.
 
     BLEU is no ratio of sums over lines: there are no items, and seeds alone say what is noise.
@@ -187,7 +135,7 @@ def measure_translations(
         found = measure_translation(translator, sources, references, on_progress=tell)
         counts = {"directions_not_taught": len(asked) - len(directions)}
         outcomes.append(
-            Outcome(
+            LanguageScores(
                 f"{src}-{tgt}",
                 found.metrics,
                 found.n_lines,
