@@ -15,7 +15,7 @@ from calque.errors import InputError
 from calque.tokens.ragged import (
     BatchShape,
     Ragged,
-    add_marks,
+    add_special_tokens,
     assign_rows,
     bucket_batches,
     fill_batches,
@@ -83,7 +83,7 @@ def test_ranges_match_a_loop(pairs: list[tuple[int, int]]) -> None:
 @given(token_lists, st.none() | st.just(0), st.none() | st.just(2))
 def test_marks_match_lists(sequences: list[list[int]], first: int | None, last: int | None) -> None:
     head, tail = [mark for mark in [first] if mark is not None], [mark for mark in [last] if mark]
-    marked = add_marks(Ragged.of(sequences), first, last)
+    marked = add_special_tokens(Ragged.of(sequences), first, last)
     assert as_lists(marked) == [[*head, *sequence, *tail] for sequence in sequences]
 
 

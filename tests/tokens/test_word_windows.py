@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calque.tokens.windows import cut_words
+from calque.tokens.windows import split_words
 
 SENTENCES = st.lists(st.integers(0, 5), min_size=1, max_size=40)
 
@@ -19,7 +19,7 @@ def test_every_word_is_taken_from_one_window_that_has_it(
     pieces: list[int], room: int, overlap: float
 ) -> None:
     n_pieces = np.array(pieces)
-    windows = cut_words(n_pieces, room, overlap)
+    windows = split_words(n_pieces, room, overlap)
     taken = [word for window in windows for word in range(window.first, window.last)]
     assert taken == list(range(len(pieces)))
     for window in windows:
@@ -33,16 +33,16 @@ def test_every_word_is_taken_from_one_window_that_has_it(
 @given(SENTENCES, st.floats(0, 0.9))
 def test_a_sentence_that_fits_is_one_window(pieces: list[int], overlap: float) -> None:
     room = max(5, sum(pieces))
-    assert cut_words(np.array(pieces), room, overlap) == [(0, len(pieces), 0, len(pieces))]
+    assert split_words(np.array(pieces), room, overlap) == [(0, len(pieces), 0, len(pieces))]
 
 
 def test_windows_by_hand() -> None:
     # Windows of 4 words, 2 in common: the first word in common is the last of the first window's.
-    found = cut_words(np.ones(8, dtype=np.int64), room=4, overlap=0.5)
+    found = split_words(np.ones(8, dtype=np.int64), max_subwords=4, overlap=0.5)
     assert found == [(0, 4, 0, 3), (2, 6, 3, 5), (4, 8, 5, 8)]
-    assert cut_words(np.ones(6, dtype=np.int64), 4, 0.0) == [(0, 4, 0, 4), (4, 6, 4, 6)]
+    assert split_words(np.ones(6, dtype=np.int64), 4, 0.0) == [(0, 4, 0, 4), (4, 6, 4, 6)]
 
 
 def test_a_word_longer_than_the_window_is_refused() -> None:
     with pytest.raises(ValueError, match="a word of 7 subwords"):
-        cut_words(np.array([1, 7]), room=6, overlap=0.5)
+        split_words(np.array([1, 7]), max_subwords=6, overlap=0.5)

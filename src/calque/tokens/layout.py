@@ -10,13 +10,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calque.tokens.ragged import ROW_STEP, BatchShape, Ragged, assign_rows, interleave, pack, ranges
+from calque.tokens.ragged import (
+    ROW_STEP,
+    BatchShape,
+    Ragged,
+    add_special_tokens,
+    assign_rows,
+    interleave,
+    pack,
+    ranges,
+    reorder,
+)
 from calque.types import TokenBatch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import torch
     from jaxtyping import Bool, Int
     from torch import Tensor
+
+    from calque.tokens.tokenizer import SpecialTokens
 
     IntArray = npt.NDArray[np.int64]
 
@@ -166,3 +179,72 @@ def fit_shape(lengths: IntArray, batches: list[IntArray]) -> BatchShape:
     n_most = max(len(batch) for batch in batches)
     budget = max(int(lengths[batch].sum()) for batch in batches)
     return BatchShape(n_rows * row, row, n_most, budget)
+
+
+def swap_sides(src: Ragged, tgt: Ragged, generator: torch.Generator) -> tuple[Ragged, Ragged]:
+    """Exchange source and target of every second pair or so."""
+    import torch  # here, for those who read and write text without it
+
+    n_pairs = len(src.lengths)
+    both = Ragged(np.concatenate([src.ids, tgt.ids]), np.concatenate([src.lengths, tgt.lengths]))
+    swapped = torch.randint(2, (n_pairs,), generator=generator).numpy() * n_pairs
+    places = np.arange(n_pairs)
+    return reorder(both, places + swapped), reorder(both, places + n_pairs - swapped)
+
+
+def add_pair_special_tokens(
+    left: Ragged, right: Ragged, marks: SpecialTokens
+) -> tuple[Ragged, Ragged]:
+    """Put marks around both sides, as the tokenizer does around the sentences of a pair."""
+    opening = marks.sep_id if marks.n_between == 2 else None
+    return add_special_tokens(left, marks.cls_id, marks.sep_id), add_special_tokens(
+        right, opening, marks.sep_id
+    )
+
+
+def join_sides(left: Ragged, right: Ragged, *, reset: bool) -> tuple[Ragged, IntArray]:
+    """Join marked sides into pairs; give their positions too, from 0 in every side if reset."""
+    pairs, n_left = interleave(left, right)
+    if reset:
+        return pairs, reset_positions(n_left, pairs.lengths - n_left)
+    return pairs, ranges(np.zeros_like(pairs.lengths), pairs.lengths)
+
+
+def reset_positions(n_left: IntArray, n_right: IntArray) -> IntArray:
+    """Count each sentence of a pair from 0.
+
+    >>> reset_positions(np.array([2, 1]), np.array([3, 1])).tolist()
+    [0, 1, 0, 1, 2, 0, 0]
+    """
+    lengths = np.stack([n_left, n_right], axis=1).ravel()
+    return ranges(np.zeros_like(lengths), lengths)
+
+
+def pack_separately(
+    sides: tuple[Ragged, ...],
+    marks: SpecialTokens,
+    shape: BatchShape | None,
+    *,
+    own_marks: bool = True,
+) -> tuple[TokenBatch, IntArray]:
+    """Pack both sentences of every pair as sequences of their own, sources before targets.
+
+    Also give the sentence of every token: the number of its pair, for targets plus the number of
+    pairs. Padding is of none, twice the number of pairs; so are marks unless they are owned. One
+    side alone is packed likewise.
+    """
+    text = Ragged(
+        *(np.concatenate([getattr(side, name) for side in sides]) for name in ("ids", "lengths"))
+    )
+    nobody = len(text.lengths)
+    tokens = pack(
+        add_special_tokens(text, marks.cls_id, marks.sep_id), shape=shape, pad_id=marks.pad_id
+    )
+    numbers = np.arange(nobody)
+    if own_marks:
+        lengths = text.lengths + 2
+        owned = Ragged(np.repeat(numbers, lengths), lengths)
+    else:
+        owned = Ragged(np.repeat(numbers, text.lengths), text.lengths)
+        owned = add_special_tokens(owned, nobody, nobody)
+    return tokens, pack(owned, shape=shape, pad_id=nobody).ids.numpy()

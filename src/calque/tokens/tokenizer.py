@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
-
 
 # XLM-R's order: these ids come first, <mask> comes last.
 FIRST_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -191,6 +190,11 @@ def encode_words(
     ]
 
 
+def boundary_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int | None, int | None]:
+    """Return the ids of the special tokens before and after a sequence (None if missing)."""
+    return tokenizer.cls_token_id, tokenizer.sep_token_id
+
+
 def special_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Ids that are never masked nor pooled: sentence marks, padding, mask; not the unknown."""
     marks = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id}
@@ -241,3 +245,41 @@ def _drop_characters(sentences: Iterable[str], alphabet: set[str]) -> Iterator[l
     while block := list(islice(stream, 10_000)):
         rare = {ord(c): " " for c in set("".join(block)) - alphabet}
         yield [sentence.translate(rare) for sentence in block]
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """The special tokens around sentences, read off the tokenizer."""
+
+    cls_id: int
+    sep_id: int
+    n_between: int
+    pad_id: int
+    mask_id: int
+    all_ids: tuple[int, ...]
+    vocab_size: int
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerFast) -> Self:
+        """Read `<s>`, `</s>` and their like; XLM-R puts two marks between a pair, BERT one."""
+        n_pair_marks = tokenizer.num_special_tokens_to_add(pair=True)
+        return cls(
+            cls_id=_id(tokenizer.cls_token_id),
+            sep_id=_id(tokenizer.sep_token_id),
+            n_between=n_pair_marks - 2,
+            pad_id=_id(tokenizer.pad_token_id),
+            mask_id=_id(tokenizer.mask_token_id),
+            all_ids=tuple(special_ids(tokenizer)),
+            vocab_size=len(tokenizer),
+        )
+
+
+def _id(value: int | None) -> int:
+    if value is None:
+        from calque.errors import InputError
+
+        raise InputError(
+            "the tokenizer lacks a first, last, padding or mask token",
+            fix="use the tokenizer of a masked language model",
+        )
+    return value

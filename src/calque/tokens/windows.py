@@ -1,20 +1,21 @@
-"""Windows over the words of a sentence that is longer than a model reads at once.
+"""Split texts that are longer than a model can read at once into windows.
 
-Lines cut to what a translator can read at once: whole, by sentence, or in windows of words.
-
-Sentences cut to what a model can read at once, and their vectors put together again.
+Three kinds of text are split: plain sentences for embedding (`split_long_sentences`), lines for
+translation (`split_lines_for_translation`), and sentences given as words, whose windows overlap
+(`split_words`).
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from calque.io.segmentation import split_sentences
-from calque.tokens.tokenizer import encode_sentences
+from calque.tokens.tokenizer import boundary_ids, encode_sentences
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -22,9 +23,137 @@ if TYPE_CHECKING:
 
     IntArray = npt.NDArray[np.int64]
 
+# Subwords that begin a word start with one of these in SentencePiece and byte-level vocabularies;
+# WordPiece marks the subwords that continue a word instead.
+WORD_START_PREFIXES, CONTINUATION_PREFIX = ("▁", "Ġ"), "##"
+
+
+@dataclass(frozen=True, slots=True)
+class TextWindows:
+    """Token sequences that fit the model, and the line of text each belongs to.
+
+    A line that fits is one window, an empty line none. `n_long` lines did not fit;
+    `n_long_sentences` of their sentences did not fit either (only when splitting by sentence).
+    """
+
+    ids: list[IntArray]
+    line_numbers: IntArray
+    n_lines: int
+    n_empty: int
+    n_long: int
+    n_long_sentences: int = 0
+
+    @property
+    def lengths(self) -> IntArray:
+        """Return the number of tokens of every window."""
+        return np.array([len(ids) for ids in self.ids], dtype=np.int64)
+
+    @property
+    def n_long_windows(self) -> int:
+        """Return the number of windows into which the long lines were split."""
+        return len(self.ids) - (self.n_lines - self.n_empty - self.n_long)
+
+
+def split_long_sentences(
+    tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str], max_tokens: int
+) -> TextWindows:
+    """Tokenize sentences; split long ones into consecutive windows of about equal size.
+
+    A window has at most `max_tokens` tokens, special tokens included.
+    """
+    max_subwords = max_tokens - sum(token is not None for token in boundary_ids(tokenizer))
+    windows: list[IntArray] = []
+    line_numbers: list[int] = []
+    n_long = n_empty = 0
+    for number, ids in enumerate(encode_sentences(tokenizer, _blank_to_empty(sentences))):
+        parts = np.array_split(ids, -(-len(ids) // max_subwords)) if len(ids) else []
+        n_empty += not parts
+        n_long += len(parts) > 1
+        windows += parts
+        line_numbers += [number] * len(parts)
+    numbers = np.array(line_numbers, dtype=np.int64)
+    return TextWindows(windows, numbers, len(sentences), n_empty, n_long)
+
+
+def split_lines_for_translation(
+    tokenizer: PreTrainedTokenizerFast, lines: Sequence[str], max_subwords: int, language: str
+) -> TextWindows:
+    """Tokenize lines; split long ones by sentence, and long sentences between words."""
+    texts = _blank_to_empty(lines)
+    windows: list[IntArray] = []
+    line_numbers: list[int] = []
+    n_empty = n_long = n_long_sentences = 0
+    for number, ids in enumerate(encode_sentences(tokenizer, texts)):
+        parts = [ids] if len(ids) else []
+        if len(ids) > max_subwords:
+            n_long += 1
+            parts, n_split = _split_line(tokenizer, texts[number], max_subwords, language)
+            n_long_sentences += n_split
+        n_empty += not parts
+        windows += parts
+        line_numbers += [number] * len(parts)
+    numbers = np.array(line_numbers, dtype=np.int64)
+    return TextWindows(windows, numbers, len(lines), n_empty, n_long, n_long_sentences)
+
+
+def _split_line(
+    tokenizer: PreTrainedTokenizerFast, line: str, max_subwords: int, language: str
+) -> tuple[list[IntArray], int]:
+    """Return the windows of one long line and how many of its sentences had to be split."""
+    parts, n_split = [], 0
+    sentences = split_sentences(line, language)
+    for sentence, ids in zip(sentences, encode_sentences(tokenizer, sentences), strict=True):
+        if len(ids) > max_subwords:
+            n_split += 1
+            parts += split_tokens(ids, max_subwords, _rank_boundaries(tokenizer, sentence))
+        elif len(ids):
+            parts.append(ids)
+    return parts, n_split
+
+
+def split_tokens(
+    ids: IntArray, max_tokens: int, ranks: npt.NDArray[np.integer[Any] | np.bool_]
+) -> list[IntArray]:
+    """Split tokens into windows, each before the last token with the highest rank within reach.
+
+    >>> starts_word = np.array([1, 1, 0, 0, 1, 0], dtype=bool)
+    >>> [window.tolist() for window in split_tokens(np.arange(6), 3, starts_word)]
+    [[0], [1, 2, 3], [4, 5]]
+    """
+    windows, start = [], 0
+    while len(ids) - start > max_tokens:
+        reach = ranks[start + 1 : start + max_tokens + 1]
+        end = start + 1 + int(np.flatnonzero(reach == reach.max())[-1])
+        windows.append(ids[start:end])
+        start = end
+    return [*windows, ids[start:]]
+
+
+def _rank_boundaries(tokenizer: PreTrainedTokenizerFast, sentence: str) -> IntArray:
+    """Return 2 for tokens that start a word, 1 for others that start a character, else 0.
+
+    In byte-level vocabularies one character may have several tokens.
+    """
+    encoding = tokenizer.backend_tokenizer.encode(sentence, add_special_tokens=False)
+    has_prefixes = any(token.startswith(WORD_START_PREFIXES) for token in encoding.tokens)
+    starts_word = [
+        token.startswith(WORD_START_PREFIXES)
+        if has_prefixes
+        else not token.startswith(CONTINUATION_PREFIX)
+        for token in encoding.tokens
+    ]
+    starts, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+    starts_character = np.append(True, starts[1:] >= ends[:-1])
+    return np.where(starts_character, 1 + np.array(starts_word), 0)
+
+
+def _blank_to_empty(lines: Sequence[str]) -> list[str]:
+    """Replace lines of white space, from which some tokenizers make a token, by empty ones."""
+    return ["" if line.isspace() else line for line in lines]
+
 
 class WordWindow(NamedTuple):
-    """Words `start` to `stop` are read; those from `first` to `last` are taken from here."""
+    """The model reads words `start` to `stop`; the results of words `first` to `last` are used."""
 
     start: int
     stop: int
@@ -32,127 +161,33 @@ class WordWindow(NamedTuple):
     last: int
 
 
-def cut_words(n_pieces: npt.NDArray[np.int64], room: int, overlap: float) -> list[WordWindow]:
-    """Cut a sentence, given the subwords of every word, into windows of at most `room` subwords.
+def split_words(n_subwords: IntArray, max_subwords: int, overlap: float) -> list[WordWindow]:
+    """Split a sentence, given the number of subwords of each word, into overlapping windows.
 
-    Windows break between words and have up to a share `overlap` of their subwords in common; of
-    words in two windows, each is taken from the one in which it lies further from the edge.
+    Neighboring windows share up to a fraction `overlap` of `max_subwords`. The results of a word
+    in two windows are taken from the window in which the word is farther from the edge.
 
-    >>> cut_words(np.array([2, 2, 2, 2, 2]), room=6, overlap=0.4)
+    >>> split_words(np.array([2, 2, 2, 2, 2]), max_subwords=6, overlap=0.4)
     [WordWindow(start=0, stop=3, first=0, last=3), WordWindow(start=2, stop=5, first=3, last=5)]
     """
-    if n_pieces.max(initial=0) > room:
-        raise ValueError(f"a word of {n_pieces.max()} subwords exceeds a window of {room}")
-    ends = np.concatenate([[0], np.cumsum(n_pieces)])
-    spans = [(0, _last_fitting(ends, 0, room))]
-    while spans[-1][1] < len(n_pieces):
+    if n_subwords.max(initial=0) > max_subwords:
+        raise ValueError(
+            f"a word of {n_subwords.max()} subwords exceeds a window of {max_subwords}"
+        )
+    ends = np.concatenate([[0], np.cumsum(n_subwords)])
+
+    def find_stop(start: int) -> int:
+        return int(np.searchsorted(ends, ends[start] + max_subwords, "right")) - 1
+
+    spans = [(0, find_stop(0))]
+    while spans[-1][1] < len(n_subwords):
         start, stop = spans[-1]
-        shared = int(np.searchsorted(ends, ends[stop] - overlap * room, "left"))
-        # The next window must reach further than this one did.
-        least = int(np.searchsorted(ends, ends[stop + 1] - room, "left"))
-        begin = min(stop, max(shared, least, start + 1))
-        spans.append((begin, _last_fitting(ends, begin, room)))
-    cuts = [0, *((a[1] + b[0] + 1) // 2 for a, b in itertools.pairwise(spans))]
-    cuts.append(len(n_pieces))
+        shared = int(np.searchsorted(ends, ends[stop] - overlap * max_subwords, "left"))
+        # The next window must reach at least one word farther than this one.
+        earliest = int(np.searchsorted(ends, ends[stop + 1] - max_subwords, "left"))
+        next_start = min(stop, max(shared, earliest, start + 1))
+        spans.append((next_start, find_stop(next_start)))
+    cuts = [0, *((a[1] + b[0] + 1) // 2 for a, b in itertools.pairwise(spans)), len(n_subwords)]
     return [
-        WordWindow(*span, first, last)
-        for span, first, last in zip(spans, cuts, cuts[1:], strict=False)
+        WordWindow(*span, *cut) for span, cut in zip(spans, itertools.pairwise(cuts), strict=True)
     ]
-
-
-def _last_fitting(ends: npt.NDArray[np.int64], start: int, room: int) -> int:
-    return int(np.searchsorted(ends, ends[start] + room, "right")) - 1
-
-
-# How pieces that begin a word look in SentencePiece and byte-level vocabularies; WordPiece marks
-# the others.
-WORD_STARTS, INSIDE = ("▁", "Ġ"), "##"
-
-
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """Token sequences short enough, in order, and the line that each is a part of.
-
-    `n_long` lines were cut, `n_cut` of their sentences even inside.
-    """
-
-    ids: list[IntArray]
-    owners: IntArray
-    n_lines: int
-    n_empty: int
-    n_long: int
-    n_cut: int
-
-    @property
-    def lengths(self) -> IntArray:
-        """Count the tokens of every segment."""
-        return np.array([len(ids) for ids in self.ids], dtype=np.int64)
-
-
-def cut_segments(
-    tokenizer: PreTrainedTokenizerFast, lines: list[str], longest: int, language: str
-) -> Segments:
-    """Tokenise lines; those longer than allowed are split by sentence, nothing is left out."""
-    texts = ["" if line.isspace() else line for line in lines]
-    pieces: list[IntArray] = []
-    owners: list[int] = []
-    n_empty = n_long = n_cut = 0
-    for number, ids in enumerate(encode_sentences(tokenizer, texts)):
-        parts = [ids] if len(ids) else []
-        if len(ids) > longest:
-            n_long += 1
-            parts, n_windows = _cut_line(tokenizer, texts[number], longest, language)
-            n_cut += n_windows
-        n_empty += not parts
-        pieces += parts
-        owners += [number] * len(parts)
-    return Segments(pieces, np.array(owners, dtype=np.int64), len(lines), n_empty, n_long, n_cut)
-
-
-def _cut_line(
-    tokenizer: PreTrainedTokenizerFast, line: str, longest: int, language: str
-) -> tuple[list[IntArray], int]:
-    """Cut a line into sentences, and sentences that are still too long into windows."""
-    parts, n_cut = [], 0
-    sentences = split_sentences(line, language)
-    for sentence, ids in zip(sentences, encode_sentences(tokenizer, sentences), strict=True):
-        if len(ids) > longest:
-            n_cut += 1
-            parts += cut_windows(ids, longest, _rank_starts(tokenizer, sentence))
-        elif len(ids):
-            parts.append(ids)
-    return parts, n_cut
-
-
-def cut_windows(
-    ids: IntArray, longest: int, ranks: npt.NDArray[np.integer[Any] | np.bool_]
-) -> list[IntArray]:
-    """Cut tokens into windows, each before the last token of the highest rank in reach.
-
-    >>> starts = np.array([1, 1, 0, 0, 1, 0], dtype=bool)
-    >>> [part.tolist() for part in cut_windows(np.arange(6), 3, starts)]
-    [[0], [1, 2, 3], [4, 5]]
-    """
-    windows, first = [], 0
-    while len(ids) - first > longest:
-        reach = ranks[first + 1 : first + longest + 1]
-        end = first + 1 + int(np.flatnonzero(reach == reach.max())[-1])
-        windows.append(ids[first:end])
-        first = end
-    return [*windows, ids[first:]]
-
-
-def _rank_starts(tokenizer: PreTrainedTokenizerFast, sentence: str) -> IntArray:
-    """Give tokens that start a word 2, others that start a character 1.
-
-    Where pieces are made of bytes, a character may have several.
-    """
-    encoding = tokenizer.backend_tokenizer.encode(sentence, add_special_tokens=False)
-    spaced = any(piece.startswith(WORD_STARTS) for piece in encoding.tokens)
-    starts_word = [
-        piece.startswith(WORD_STARTS) if spaced else not piece.startswith(INSIDE)
-        for piece in encoding.tokens
-    ]
-    begins, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
-    starts_character = np.append(True, begins[1:] >= ends[:-1])
-    return np.where(starts_character, 1 + np.array(starts_word), 0)
