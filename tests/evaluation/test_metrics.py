@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from calque.errors import InputError
 from calque.evaluation import metrics
-from calque.evaluation.metrics import LinkCounts, count_links, find_nearest, retrieval_accuracy
+from calque.evaluation.metrics import find_nearest, retrieval_accuracy
 from calque.io.links import make_links
 from calque.types import Links
+from calque.word_alignment.scoring import LinkCounts, count_links
 
 
 def cosine(left: list[float], right: list[float]) -> float:

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calque.evaluation.metrics import LinkCounts, count_links, count_links_by_pair
-from calque.evaluation.records import Outcome
+from calque.evaluation.records import LanguageScores
 from calque.evaluation.settings import TaskSettings
 from calque.evaluation.tasks.alignment_error import score_word_alignment
 from calque.evaluation.tasks.lexicon_induction import score_lexicon_induction
@@ -32,6 +31,7 @@ from calque.evaluation.tasks.word_similarity import score_word_similarity
 from calque.models.encoder import Encoder
 from calque.types import Links, Score
 from calque.vectors.static import VectorFolder, WordVectors, write_vectors
+from calque.word_alignment.scoring import LinkCounts, count_links, count_links_by_pair
 
 DATA = Path(__file__).parents[1] / "data"
 PLAIN = TaskSettings()
@@ -51,7 +51,7 @@ def by_layer(
         yield name, {n: 100 * np.mean([s.value for s in mine if s.layer == n]) for n in layers}
 
 
-def check(outcomes: list[Outcome], scores: list[Score], layer: int, *metrics: str) -> None:
+def check(outcomes: list[LanguageScores], scores: list[Score], layer: int, *metrics: str) -> None:
     expected = dict(by_layer(scores, metrics))
     assert [outcome.language for outcome in outcomes] == list(expected)
     for outcome in outcomes:

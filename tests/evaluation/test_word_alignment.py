@@ -14,15 +14,12 @@ from calque.cli.console_tables import find_best_layer
 from calque.errors import InputError
 from calque.evaluation.registry import find_tasks
 from calque.evaluation.tasks import alignment_error as word_alignment
-from calque.evaluation.tasks.alignment_error import (
-    count_layers,
-    find_pairs,
-    read_test,
-    score_word_alignment,
-)
+from calque.evaluation.tasks.alignment_error import find_pairs, read_test, score_word_alignment
 from calque.models.encoder import Encoder
 from calque.types import Score
+from calque.word_alignment import scoring
 from calque.word_alignment.protocol import AlignedBlock, WordPair
+from calque.word_alignment.scoring import count_layers
 
 DATA = Path(__file__).parents[1] / "data"
 ToyAligner = runpy.run_path(str(DATA.parent / "toy_align.py"))["ToyAligner"]
@@ -66,7 +63,7 @@ def test_scores_match_plain_sets(tiny_encoder: Encoder) -> None:
 
 
 def test_all_layers_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_alignment, "BLOCK_PAIRS", 7)
+    monkeypatch.setattr(scoring, "BLOCK_PAIRS", 7)
     pairs, gold = read_test(DATA / "gold", "en-fr")
     apart = count_layers(ToyAligner(), pairs, gold, [1, 3])
     calls: list[int] = []

@@ -9,7 +9,6 @@ What `calque align` reads, checks and scores against.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import tempfile
 from collections import deque
@@ -31,6 +30,7 @@ from calque.io.outputs import (
     Settings,
     Shard,
     check_output,
+    fingerprint,
     open_sink,
     read_settings,
     working_folder,
@@ -39,8 +39,8 @@ from calque.types import SentencePair
 from calque.word_alignment.file_job import LinkLayout, read_in_step
 
 if TYPE_CHECKING:
-    from calque.evaluation.tasks.alignment_error import LayeredAligner
     from calque.word_alignment.protocol import AlignedBlock, Aligner, WordPair
+    from calque.word_alignment.scoring import LayeredAligner
     from calque.word_alignment.statistical import StatisticalAligner
 
     ReadPairs = Callable[[], Iterator[WordPair]]
@@ -234,16 +234,6 @@ def check_sweep(options: AlignerOptions) -> None:
         raise InputError("--sweep tries the layers of an encoder", fix="use --aligner neural")
 
 
-def fingerprint(folder: Path) -> str:
-    """Tell models apart by what is in their files."""
-    total = hashlib.blake2b(digest_size=16)
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        with open(path, "rb") as stream:
-            digest = hashlib.file_digest(stream, "blake2b")
-        total.update(path.name.encode() + b"\0" + digest.digest())
-    return total.hexdigest()
-
-
 def _load(options: AlignerOptions) -> Any:
     from calque.api import load
 
@@ -406,7 +396,7 @@ class AlignJob:
 
     def read_gold(self, n_pairs: int | None) -> GoldLinks | None:
         """Read the gold links, if any; there must be as many lines as pairs, if that is known."""
-        from calque.evaluation.tasks.alignment_error import check_gold
+        from calque.word_alignment.scoring import check_gold
 
         if self.gold is None:
             return None
@@ -447,13 +437,13 @@ class GoldTally:
     """Compares links with the gold while they are made."""
 
     def __init__(self, gold: GoldLinks) -> None:
-        from calque.evaluation.metrics import LinkCounts
+        from calque.word_alignment.scoring import LinkCounts
 
         self.gold, self.counts, self.n_pairs = gold, LinkCounts(), 0
 
     def __call__(self, first: int, words: list[WordPair], aligned: AlignedBlock) -> None:
         """Take the links of a block that begins with pair `first`."""
-        from calque.evaluation.metrics import count_links
+        from calque.word_alignment.scoring import count_links
 
         self.n_pairs = first + len(words)
         if self.n_pairs > self.gold.n_pairs:
@@ -464,7 +454,7 @@ class GoldTally:
 
     def check(self) -> GoldTally:
         """Refuse gold links of more or fewer pairs than there were."""
-        from calque.evaluation.tasks.alignment_error import check_gold
+        from calque.word_alignment.scoring import check_gold
 
         check_gold(self.gold, self.n_pairs, "the input")
         return self

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from calque.cli.alignment_commands import align, attention, demo, links
+from calque.cli.alignment_commands import align, demo, links
 from calque.cli.evaluation_commands import compare, data, evaluate
 from calque.cli.sentence_commands import clean, embed, mine, neutralize
 from calque.cli.training_commands import gap, grow, models, prepare, recipes, train
-from calque.cli.translation_commands import translate
+from calque.cli.translation_commands import attention, translate
 from calque.cli.vector_commands import extract, lexicon, map_vectors
 
 COMMANDS: dict[str, Callable[..., None]] = {

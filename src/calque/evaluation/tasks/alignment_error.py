@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from calque.errors import InputError
-from calque.evaluation.metrics import LinkCounts, count_links
 from calque.evaluation.tasks.tatoeba import average_languages, check_languages, require_maps
 from calque.io.bitext import read_bitext
 from calque.io.links import GoldLinks, read_gold
 from calque.io.segmentation import split_on_spaces
 from calque.types import Score
-from calque.word_alignment.protocol import AlignedBlock, Aligner, WordPair
+from calque.word_alignment.protocol import WordPair
+from calque.word_alignment.scoring import (
+    LayeredAligner,
+    check_gold,
+    count_layers,
+)
 
 if TYPE_CHECKING:
     from calque.models.encoder import Encoder
@@ -23,19 +27,6 @@ if TYPE_CHECKING:
 TASK = "word_alignment"
 METRICS = ("aer", "precision", "recall", "f1")
 FOLDER = "gold_alignments"
-BLOCK_PAIRS = 2048
-
-
-class LayeredAligner(Aligner, Protocol):
-    """An aligner that can work at any layer of its encoder.
-
-    One that gets several layers out of one pass also has
-    `align_layers(pairs, layers) -> Mapping[int, AlignedBlock]`.
-    """
-
-    def with_layer(self, layer: int) -> Aligner:
-        """Give the same aligner at another layer."""
-        ...
 
 
 def score_word_alignment(
@@ -89,19 +80,6 @@ def score_word_alignment(
     return [*scores, *average_languages(scores)]
 
 
-def count_layers(
-    aligner: LayeredAligner, pairs: Sequence[WordPair], gold: GoldLinks, layers: Sequence[int]
-) -> dict[int, LinkCounts]:
-    """Align pairs at several layers, in one pass if the aligner can, and compare with the gold."""
-    counts = dict.fromkeys(layers, LinkCounts())
-    for start in range(0, len(pairs), BLOCK_PAIRS):
-        block = pairs[start : start + BLOCK_PAIRS]
-        known = gold.select(start, start + len(block))
-        for layer, aligned in _align_layers(aligner, block, layers):
-            counts[layer] += count_links(aligned.links, known.sure, known.possible)
-    return counts
-
-
 def find_pairs(data: Path, languages: Sequence[str] | None = None) -> list[str]:
     """List the tests of a folder, `NAME.text` beside `NAME.gold`, or those asked for."""
     folder = _test_folder(data)
@@ -131,28 +109,6 @@ def read_test(data: Path, name: str) -> tuple[list[WordPair], GoldLinks]:
     check_gold(gold, len(pairs), text)
     gold.check_words(pairs)
     return pairs, gold
-
-
-def check_gold(gold: GoldLinks, n_pairs: int, text: object) -> None:
-    """Refuse gold links that do not belong to a text line by line."""
-    if gold.n_pairs != n_pairs:
-        raise InputError(
-            f"{gold.n_pairs:,} lines, but {text} has {n_pairs:,} pairs",
-            file=gold.file,
-            fix="give one line of links a pair",
-        )
-
-
-def _align_layers(
-    aligner: LayeredAligner, pairs: Sequence[WordPair], layers: Sequence[int]
-) -> Iterator[tuple[int, AlignedBlock]]:
-    at_once: Callable[..., Mapping[int, AlignedBlock]] | None
-    at_once = getattr(aligner, "align_layers", None)
-    if at_once is not None:
-        yield from at_once(pairs, layers).items()
-        return
-    for layer in layers:
-        yield layer, aligner.with_layer(layer).align_block(pairs)
 
 
 def _make_word_aligner(encoder: Encoder) -> LayeredAligner:

@@ -1,7 +1,7 @@
 """Tasks that only look at an encoder, as outcomes with their layers and their test items.
 
 The layer of the score is chosen without the test: the one stored with the model, or a rule that
-knows the model's depth alone. `Outcome.layers` has the others, for curves; to take the best of
+knows the model's depth alone. `LanguageScores.layers` has the others, for curves; to take the best of
 them would be to fit the test.
 """
 
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calque.evaluation.metrics import LinkCounts, count_links_by_pair, find_nearest
-from calque.evaluation.records import Items, Outcome
+from calque.evaluation.metrics import find_nearest
+from calque.evaluation.records import ItemScores, LanguageScores
 from calque.evaluation.tasks import alignment_error as word_alignment
 from calque.evaluation.tasks import tagging_probe
 from calque.evaluation.tasks import tatoeba as retrieval
 from calque.sentences.embed import embed_layers
 from calque.word_alignment.neural import WordAligner
+from calque.word_alignment.scoring import LinkCounts, count_layers_by_pair
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -55,7 +56,7 @@ def measure_tatoeba(
     settings: TaskSettings,
     seed: int | None,
     on_progress: Progress,
-) -> list[Outcome]:
+) -> list[LanguageScores]:
     """Find translations by cosine of mean-pooled states; an item is a sentence, both ways."""
     layer = _choose_layer(encoder, settings, encoder.retrieval_layer)
     numbers = list(range(encoder.n_layers + 1))
@@ -74,8 +75,8 @@ def measure_tatoeba(
             "accuracy_from_english": 100 * float(from_english.mean()),
         }
         layers = {number: 100 * float(np.mean(found)) for number, found in hits.items()}
-        items = Items(both, np.ones(len(both)))
-        outcomes.append(Outcome(language, metrics, len(both), items, layers, {"layer": layer}))
+        items = ItemScores(both, np.ones(len(both)))
+        outcomes.append(LanguageScores(language, metrics, len(both), items, layers, {"layer": layer}))
         on_progress(n_done, len(names))
     return outcomes
 
@@ -88,7 +89,7 @@ def measure_word_alignment(
     settings: TaskSettings,
     seed: int | None,
     on_progress: Progress,
-) -> list[Outcome]:
+) -> list[LanguageScores]:
     """Link words with the model's own settings; an item is a pair of sentences and its errors."""
     aligner = WordAligner(encoder)
     layer = _choose_layer(encoder, settings, aligner.layer)
@@ -103,7 +104,7 @@ def measure_word_alignment(
         items = _list_errors(counts[layer])
         layers = {number: 100 * found.aer for number, found in total.items()}
         n_items = counts[layer].shape[1]
-        outcomes.append(Outcome(name, metrics, n_items, items, layers, {"layer": layer}))
+        outcomes.append(LanguageScores(name, metrics, n_items, items, layers, {"layer": layer}))
         on_progress(n_done, len(names))
     return outcomes
 
@@ -117,7 +118,7 @@ def measure_tagging_probe(
     settings: TaskSettings,
     seed: int | None,
     on_progress: Progress,
-) -> list[Outcome]:
+) -> list[LanguageScores]:
     """Predict tags by a linear classifier of frozen states; English, its source, comes along."""
     layer = _choose_layer(encoder, settings, round(2 / 3 * encoder.n_layers))
     names = list(tagging_probe.find_files(data, task, languages).find_tests())
@@ -137,7 +138,7 @@ def measure_tagging_probe(
         layers = {score.layer or 0: 100 * score.value for score in mine}
         metrics: dict[str, float] = {metric: layers[layer]}
         outcomes.append(
-            Outcome(name, metrics, mine[0].n_items, layers=layers, counts={"layer": layer})
+            LanguageScores(name, metrics, mine[0].n_items, layers=layers, counts={"layer": layer})
         )
     return outcomes
 
@@ -159,17 +160,11 @@ def _count_by_layer(aligner: WordAligner, data: Path, name: str) -> Mapping[int,
     """Align a test at every layer and count the links of each of its pairs."""
     pairs, gold = word_alignment.read_test(data, name)
     layers = range(aligner.encoder.n_layers + 1)
-    parts: dict[int, list[IntArray]] = {layer: [] for layer in layers}
-    for start in range(0, len(pairs), word_alignment.BLOCK_PAIRS):
-        block = pairs[start : start + word_alignment.BLOCK_PAIRS]
-        known = gold.select(start, start + len(block))
-        for layer, aligned in aligner.align_layers(block, layers).items():
-            parts[layer].append(count_links_by_pair(aligned.links, known.sure, known.possible))
-    return {layer: np.concatenate(tables, axis=1) for layer, tables in parts.items()}
+    return count_layers_by_pair(aligner, pairs, gold, layers)
 
 
-def _list_errors(counts: IntArray) -> Items:
+def _list_errors(counts: IntArray) -> ItemScores:
     """Give |A| + |S| − |A ∩ S| − |A ∩ P| of every pair, whose sum over that of |A| + |S| is AER."""
     n_links, n_sure, n_sure_found, n_possible_found = counts.astype(np.float64)
     below = n_links + n_sure
-    return Items(below - n_sure_found - n_possible_found, below)
+    return ItemScores(below - n_sure_found - n_possible_found, below)
