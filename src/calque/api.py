@@ -24,19 +24,19 @@ class Model(Encoder):
         *,
         layer: int | None = None,
         raw: bool = False,
-        languages: Sequence[str] | None = None,
-        map_from: str | Sequence[str] | None = None,
+        language: str | Sequence[str] | None = None,
+        center_by: Sequence[str] | None = None,
         normalize: bool = False,
         batch_tokens: int | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Return one vector a sentence; see `calque.sentences.embed.embed_sentences`."""
+        """Return one vector per sentence; see `calque.sentences.embed.embed_sentences`."""
         return embed_sentences(
             self,
             sentences,
             layer=layer,
             raw=raw,
-            languages=languages,
-            map_from=map_from,
+            language=language,
+            center_by=center_by,
             normalize=normalize,
             batch_tokens=batch_tokens,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +20,28 @@ class Progress(Protocol):
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         """Report that `done` of `total` items of a stage are finished; the total may be unknown."""
         ...
+
+
+def count_progress(
+    progress: Progress | None, stage: str, total: int | None
+) -> Callable[[int], None]:
+    """Return a function that adds to the items done in a stage and reports their number.
+
+    >>> advance = count_progress(print, "embedding", 10)
+    >>> advance(4), advance(6)
+    embedding 4 10
+    embedding 10 10
+    (None, None)
+    """
+    n_done = 0
+
+    def advance(n_items: int) -> None:
+        nonlocal n_done
+        n_done += n_items
+        if progress is not None:
+            progress(stage, n_done, total)
+
+    return advance
 
 
 @dataclass(frozen=True, slots=True)

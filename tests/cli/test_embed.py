@@ -32,7 +32,7 @@ def embed(file: object, out: Path, folder: Path, *more: str) -> int:
     return run(["embed", str(file), "-o", str(out), "--model", str(folder), *more])
 
 
-def test_one_row_a_line(
+def test_one_row_per_line(
     tmp_path: Path,
     tiny_folder: Path,
     text: bytes,
@@ -44,7 +44,7 @@ def test_one_row_a_line(
     assert embed(tmp_path / "text", out, tiny_folder) == 0
     np.testing.assert_allclose(np.load(out), want, atol=1e-6)
     said = capsys.readouterr().err
-    assert said.startswith(f"{out}: 4 vectors, 1 long lines read in ")
+    assert said.startswith(f"{out}: 4 vectors, 1 long lines split into ")
     assert "1 empty lines are zero" in said
 
 
@@ -84,11 +84,11 @@ def test_layer_center_normalize(tmp_path: Path, tiny_folder: Path, text: bytes) 
     options = ["--layer", "-1", "--center", "--normalize", "--device", "cpu"]
     assert embed(tmp_path / "text", out, tiny_folder, *options) == 0
     model = calque.load(tiny_folder)
-    want = model.embed(LINES, layer=4, languages=["x"] * 4, normalize=True)
+    want = model.embed(LINES, layer=4, center_by=["x"] * 4, normalize=True)
     np.testing.assert_allclose(np.load(out), want, atol=1e-5)
 
 
-def test_a_bad_line_is_named_before_the_work(
+def test_an_invalid_line_is_reported_before_the_work(
     tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text").write_bytes(b"fine\n\xff\xfe\nfine\n")
@@ -97,7 +97,7 @@ def test_a_bad_line_is_named_before_the_work(
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
-def test_bad_lines_can_be_skipped(
+def test_invalid_lines_can_be_skipped(
     tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text").write_bytes(b"fine\n\xff\nfine\n")
@@ -111,14 +111,14 @@ def test_bad_lines_can_be_skipped(
     vectors = np.load(out)
     assert (vectors[0] == vectors[2]).all()
     assert (vectors[1] == 0).all()
-    assert "1 of them undecodable" in capsys.readouterr().err
+    assert "1 of them invalid" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [(["--layer", "9"], "layer 9 does not exist"), (["--device", "toaster"], "device 'toaster'")],
 )
-def test_bad_options(
+def test_invalid_options(
     tmp_path: Path,
     tiny_folder: Path,
     options: list[str],
@@ -131,7 +131,7 @@ def test_bad_options(
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
-def test_vectors_take_nobodys_place(
+def test_the_input_is_not_overwritten(
     tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "text.npy"

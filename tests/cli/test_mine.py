@@ -1,4 +1,4 @@
-"""`calque mine` on real sentences, from text and from vectors, and what it says of bad input."""
+"""`calque mine` on real sentences, from text and from vectors, and its error messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calque.cli import run
-from calque.sentences import mine as mining_vectors
+from calque.sentences import mine as mining
 
 write_bucc = runpy.run_path(str(Path(__file__).parents[1] / "bucc_files.py"))["write_bucc"]
 Rows = list[tuple[str, str, str]]
@@ -51,7 +51,7 @@ def test_plain_text(
     assert said.startswith(f"{out}: {len(rows)} pairs of 25 × 25 sentences, ")
     assert "2 repeated lines left out, 1 empty lines left out" in said
     assert not list(out.parent.glob("*.mining"))
-    # The same from vectors made beforehand, line by line, and at a threshold.
+    # The same from vectors of the lines, and with a threshold.
     vectors = [out.parent / "src.npy", out.parent / "tgt.npy"]
     for text, file in zip(texts, vectors, strict=True):
         assert run(["embed", str(text), "-o", str(file), "--device", "cpu"]) == 0
@@ -60,15 +60,15 @@ def test_plain_text(
     assert gzip.decompress(again.read_bytes()).decode() == out.read_text("utf-8")
     assert mine(*texts, "--vectors", *vectors, "-o", cut, "--threshold", scores[9] - 1e-6) == 0
     assert read(cut) == rows[:10]
-    # Of vectors alone, the numbers of the lines: zero vectors of empty lines are left out.
+    # With vectors only, the output has line numbers, and zero vectors are left out.
     assert mine(*vectors, "-o", cut, "--retrieval", "intersect", "--margin", "distance") == 0
     lines = texts[0].read_text("utf-8").splitlines()
     best = read(cut)[0]
     assert lines[int(best[1]) - 1] in {src for src, _ in true}
-    assert "1 vectors of zeros left out" in capsys.readouterr().err
+    assert "1 zero vectors left out" in capsys.readouterr().err
 
 
-def test_names_and_a_gold_list(
+def test_ids_and_development_pairs(
     tmp_path: Path, demo_rows: Rows, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, _, gold = write_bucc(tmp_path, demo_rows)
@@ -85,17 +85,17 @@ def test_names_and_a_gold_list(
     (tmp_path / "bad.gold").write_text("de-000000001\ten-999999999\n")
     assert mine(*files, "--dev", tmp_path / "bad.gold", "-o", out) == 2
     assert "bad.gold, line 1: 'en-999999999' is not in" in capsys.readouterr().err
-    # Said before anything was embedded: nothing has to be resumed.
+    # The error comes before the texts are embedded: there is nothing to resume.
     assert not list(tmp_path.glob("*.mining"))
 
 
-def test_a_killed_run_goes_on(
+def test_an_interrupted_run_is_resumed(
     texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, whole = texts[0].parent / "out.tsv", texts[0].parent / "whole.tsv"
     assert mine(*texts, "-o", whole) == 0
-    monkeypatch.setattr(mining_vectors, "BLOCK_SENTENCES", 10)
-    embed, done = mining_vectors._embed, list[int]()
+    monkeypatch.setattr(mining, "BLOCK_SENTENCES", 10)
+    embed, done = mining._embed, list[int]()
 
     def stop(*arguments: object) -> tuple[bytes, tuple[int, ...]]:
         if len(done) == 4:
@@ -103,22 +103,20 @@ def test_a_killed_run_goes_on(
         done.append(1)
         return embed(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(mining_vectors, "_embed", stop)
+    monkeypatch.setattr(mining, "_embed", stop)
     assert mine(*texts, "-o", out) == 130
     assert not out.exists()
     assert mine(*texts, "-o", out) == 2
-    assert "an unfinished run is here" in capsys.readouterr().err
+    assert "there is an unfinished run" in capsys.readouterr().err
     rest = list[int]()
-    monkeypatch.setattr(
-        mining_vectors, "_embed", lambda *arguments: rest.append(1) or embed(*arguments)
-    )
+    monkeypatch.setattr(mining, "_embed", lambda *arguments: rest.append(1) or embed(*arguments))
     assert mine(*texts, "-o", out, "--resume") == 0
     assert len(rest) == 2  # of 3 + 3 blocks
     assert [row[1:] for row in read(out)] == [row[1:] for row in read(whole)]
     assert not list(out.parent.glob("*.mining"))
 
 
-def test_bad_input(texts: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_input(texts: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     folder = texts[0].parent
     out = folder / "out.tsv"
     np.save(folder / "short.npy", np.ones((3, 4), np.float32))
@@ -130,24 +128,24 @@ def test_bad_input(texts: tuple[Path, Path], capsys: pytest.CaptureFixture[str])
     (folder / "empty.txt").write_text("\n\n")
     (folder / "bad.txt").write_bytes(b"good\n\xff\n")
     cases: list[tuple[list[object], str]] = [
-        ([*texts, "--margin", "ration"], "no margin 'ration'"),
-        ([*texts, "--retrieval", "min"], "no retrieval 'min'"),
-        ([*texts, "--k", "0"], "k=0"),
-        ([*texts, "--threshold", "1", "--dev", "x"], "--threshold and --dev"),
-        ([*texts, "--threshold", "nan"], "--threshold nan"),
+        ([*texts, "--margin", "ration"], "there is no margin 'ration'"),
+        ([*texts, "--retrieval", "min"], "there is no retrieval 'min'"),
+        ([*texts, "--k", "0"], "neighbors is 0"),
+        ([*texts, "--threshold", "1", "--dev", "x"], "drop --threshold or --dev"),
+        ([*texts, "--threshold", "nan"], "the threshold is not a number"),
         (["-", texts[1]], "standard input cannot be mined"),
-        ([texts[0], folder / "short.npy"], "text and vectors mixed"),
+        ([texts[0], folder / "short.npy"], "text and vectors are mixed"),
         ([folder / "absent.txt", texts[1]], "absent.txt: no such file"),
         ([folder / "bad.txt", texts[1]], "bad.txt, line 2: invalid UTF-8"),
-        ([folder / "empty.txt", texts[1]], "empty.txt: holds no sentence"),
+        ([folder / "empty.txt", texts[1]], "empty.txt: the file has no sentences"),
         ([*texts, "--ids"], "de.txt, line 1: no id before a tab"),
         (
             [*texts, "--vectors", folder / "short.npy", folder / "wide.npy"],
             "3 vectors for 28 lines",
         ),
         ([*texts, "--vectors", folder / "nan.npy", folder / "wide.npy"], "vector 8 is not finite"),
-        ([folder / "short.npy", folder / "wide.npy"], "vectors of 4 and 5 numbers"),
-        ([folder / "short.npy", folder / "text.npy"], "not a whole .npy file"),
+        ([folder / "short.npy", folder / "wide.npy"], "the vectors have 4 and 5 dimensions"),
+        ([folder / "short.npy", folder / "text.npy"], "not a complete .npy file"),
     ]
     for arguments, message in cases:
         assert mine(*arguments, "-o", out) == 2, message
@@ -159,15 +157,15 @@ def test_bad_input(texts: tuple[Path, Path], capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("index", ["Nonsense", "IVF4,PQ7"])
-def test_an_index_that_cannot_be_is_told_before_the_work(
+def test_an_impossible_index_is_reported_before_the_work(
     index: str,
     texts: tuple[Path, Path],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Vectors of 384 numbers cannot be cut into seven parts."""
+    """Vectors of 384 numbers cannot be split into seven parts."""
     pytest.importorskip("faiss")
-    monkeypatch.delattr(mining_vectors, "embed_blocks")
+    monkeypatch.delattr(mining, "embed_blocks")
     out = texts[0].parent / "out.tsv"
     assert mine(*texts, "-o", out, "--index", index) == 2
     said = capsys.readouterr().err
@@ -185,10 +183,10 @@ def test_tabs_become_spaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "1 sentences with a tab, written as a space" in capsys.readouterr().err
 
 
-def test_undecodable_lines_are_left_out_and_listed(
+def test_invalid_lines_are_left_out_and_listed(
     texts: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is mined is as if they were not there; vectors of `embed --skip-bad` still fit."""
+    """The result is the same without them; vectors from `embed --skip-bad` can be used."""
     folder = texts[0].parent
     assert mine(*texts, "-o", folder / "whole.tsv") == 0
     lines = texts[0].read_bytes().splitlines(keepends=True)
@@ -201,7 +199,7 @@ def test_undecodable_lines_are_left_out_and_listed(
     given = (folder / "bad.txt", texts[1], "--skip-bad", listed)
     assert mine(*given, "-o", out) == 0
     assert out.read_bytes() == (folder / "whole.tsv").read_bytes()
-    assert "3 empty lines left out, 2 of them undecodable" in capsys.readouterr().err
+    assert "3 empty lines left out, 2 of them invalid" in capsys.readouterr().err
     rows = [line.split("\t")[:2] for line in listed.read_text().splitlines()]
     reason = f"{folder / 'bad.txt'}: invalid UTF-8 at byte 1"
     assert rows == [["1", reason], ["4", reason]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -83,3 +85,9 @@ def show_phases(label: str) -> Iterator[Callable[[str], None]]:
         return
     with console.status(label) as status:
         yield lambda phase: status.update(f"{label}: {phase}")
+
+
+def print_summary(output: object, notes: Sequence[str], started: float) -> None:
+    """Print the last line of a command on standard error: what was written where, and the time."""
+    seconds = time.perf_counter() - started
+    print(f"{output}: {', '.join(notes)}; {seconds:.1f} s", file=sys.stderr)

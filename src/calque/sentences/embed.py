@@ -1,11 +1,9 @@
-"""One vector a sentence: states of one layer, averaged over the sentence's tokens.
-
-Vectors of a whole file, as a NumPy array on disk, in constant memory.
-"""
+"""Sentence vectors: the hidden states of one layer, averaged over the tokens of each sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +12,22 @@ import numpy as np
 import torch
 
 from calque.errors import InputError
-from calque.io.files import check_target, write_atomically
-from calque.models.inference import BATCH_TOKENS, check_maps, cut_blocks, device_of, run_batches
+from calque.io.files import (
+    check_skip_list,
+    check_output_file,
+    count_input_lines,
+    open_skip_list,
+    read_lines,
+    write_atomically,
+)
+from calque.models.inference import (
+    BATCH_TOKENS,
+    check_maps,
+    cut_blocks,
+    device_of,
+    load_encoder,
+    run_batches,
+)
 from calque.models.pooling import pool_sentences
 from calque.tokens.ragged import Ragged, add_special_tokens, bucket_batches, pack
 from calque.tokens.store import GrowingArray
@@ -27,22 +39,128 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from calque.io.files import PathLike
     from calque.models.encoder import Encoder
     from calque.models.language_maps import LanguageMaps
+    from calque.types import Progress
 
     Vectors = npt.NDArray[np.float32]
+    IntArray = npt.NDArray[np.int64]
 
 
-# A block is what is tokenised and sorted by length at once; the second bound is for huge lines.
+# A block is tokenized and sorted by length at once; the second limit is for very long lines.
 BLOCK_SENTENCES, BLOCK_CHARACTERS = 2048, 1 << 21
+# Rows centered at once in a file.
+CENTER_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedCounts:
+    """Number of sentences; `n_long` exceeded the model's length and were split into `n_windows`."""
+
+    n_sentences: int = 0
+    n_empty: int = 0
+    n_long: int = 0
+    n_windows: int = 0
+
+    def __add__(self, other: EmbedCounts) -> EmbedCounts:
+        return EmbedCounts(
+            self.n_sentences + other.n_sentences,
+            self.n_empty + other.n_empty,
+            self.n_long + other.n_long,
+            self.n_windows + other.n_windows,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedBlock:
-    """The vectors of some consecutive sentences, by layer, and what was met on the way."""
+    """Vectors of consecutive sentences, by layer, and their counts."""
 
     vectors: dict[int, Vectors]
-    report: EmbedReport
+    counts: EmbedCounts
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedResult:
+    """Where `embed_file` wrote the vectors, what it read, and how many lines were invalid."""
+
+    output: Path
+    counts: EmbedCounts
+    n_skipped: int
+
+
+def embed_file(
+    file: PathLike,
+    *,
+    output: PathLike,
+    model: str | Path | Encoder | None = None,
+    layer: int | None = None,
+    raw: bool = False,
+    language: str | None = None,
+    maps: PathLike | None = None,
+    center: bool = False,
+    normalize: bool = False,
+    skip_bad: PathLike | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> EmbedResult:
+    """Write one vector per line of a text to a .npy file; row k is line k.
+
+    Lines longer than the model's maximum length are split into windows, whose vectors are averaged.
+    An empty line gets a zero vector. The file appears only when it is complete.
+
+    Args:
+        file: Text with one sentence per line; plain, .gz, .xz, .zst, or "-" for standard input.
+        output: The .npy file to write.
+        model: Model folder, hub name, `calque-mini` (the default) or a loaded model.
+        layer: Layer: 0 is the embedding layer, -1 the last. Default: the model's best layer.
+        raw: Ignore the language-neutral space stored with the model.
+        language: Language of the text: apply the model's linear map of it.
+        maps: Folder with the linear maps. Default: the model folder.
+        center: Subtract the mean of all vectors of the file.
+        normalize: Scale every vector to length one.
+        skip_bad: Give invalid lines a zero vector and list them in this file.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
+        progress: Called with the stage, the lines done and their number.
+
+    Example:
+        >>> calque.embed_file("news.de", output="news.npy").counts.n_sentences  # doctest: +SKIP
+        2000
+    """
+    output = Path(output)
+    if output.suffix != ".npy":
+        raise InputError(
+            "the vectors are written as a .npy file", file=output, fix=f"try {output.stem}.npy"
+        )
+    check_output_file(output, [str(file)])
+    skip_list = None if skip_bad is None else Path(skip_bad)
+    check_skip_list(skip_list, [file], output)
+    if maps is not None and language is None:
+        raise InputError(
+            "maps are given, but not the language of the text", fix="add it: --language de"
+        )
+    with ExitStack() as stack:
+        skipped = open_skip_list(skip_list, stack)
+        n_lines = count_input_lines(file, skip_bad=skipped is not None)
+        encoder = load_encoder(model, device, maps=None if language is None else maps or True)
+        lines = read_lines(file, skipped, blank_bad=True)
+        number, transform = choose_output(encoder, layer, raw, language)
+        counts, total = EmbedCounts(), np.zeros(encoder.hidden_size)
+        with write_atomically(output, binary=True) as stream:
+            array = GrowingArray(stream, "<f4", (encoder.hidden_size,))
+            for block in embed_blocks(encoder, lines, [number]):
+                vectors = transform(block.vectors[number])
+                normalize_now = normalize and not center
+                array.append(normalize_vectors(vectors) if normalize_now else vectors)
+                total += vectors.sum(axis=0, dtype=np.float64)
+                counts += block.counts
+                if progress is not None:
+                    progress("embedding", counts.n_sentences, n_lines)
+            array.close()
+            if center:
+                n_filled = max(1, counts.n_sentences - counts.n_empty)
+                _center_file(Path(stream.name), total / n_filled, normalize)
+    return EmbedResult(output, counts, 0 if skipped is None else skipped.n_lines)
 
 
 def embed_sentences(
@@ -51,57 +169,72 @@ def embed_sentences(
     *,
     layer: int | None = None,
     raw: bool = False,
-    languages: Sequence[str] | None = None,
-    map_from: str | Sequence[str] | None = None,
+    language: str | Sequence[str] | None = None,
+    center_by: Sequence[str] | None = None,
     normalize: bool = False,
     batch_tokens: int | None = None,
 ) -> Vectors:
-    """Embed sentences, by default at the encoder's best layer and in its neutral space.
+    """Return one vector per sentence, shape (sentences, hidden size).
 
-    The neutral space (see `NeutralSpace`) is left alone with `raw`, and whenever a layer is
-    asked for by number. With `languages`, one for each sentence, every language's mean is
-    subtracted. An encoder with maps needs to know which to apply: `map_from` is the language of
-    the sentences, or one for each; it takes the place of the neutral space. Sentences longer than
-    the model are embedded in windows, so nothing is cut off; an empty one is zero.
+    Sentences longer than the model's maximum length are split into windows, whose vectors are
+    averaged. An empty sentence gets a zero vector.
+
+    Args:
+        encoder: The encoder.
+        sentences: The sentences.
+        layer: Layer: 0 is the embedding layer, -1 the last. Default: the model's best layer, in
+            its language-neutral space if it has one.
+        raw: Ignore the language-neutral space (see `NeutralSpace`).
+        language: Language of the sentences, or one per sentence: apply the encoder's linear maps
+            instead of the neutral space. Required if the encoder was loaded with maps.
+        center_by: One label per sentence, usually its language: subtract the mean vector of all
+            sentences with the same label.
+        normalize: Scale every vector to length one.
+        batch_tokens: Tokens per batch. Default: chosen for the device.
     """
-    number, finish = choose_output(encoder, layer, raw, map_from)
-    vectors = finish(embed_layers(encoder, sentences, [number], batch_tokens=batch_tokens)[number])
-    if languages is not None:
-        vectors = center_by_language(vectors, languages)
-    return normalize_rows(vectors) if normalize else vectors
+    number, transform = choose_output(encoder, layer, raw, language)
+    by_layer = embed_layers(encoder, sentences, [number], batch_tokens=batch_tokens)
+    vectors = transform(by_layer[number])
+    if center_by is not None:
+        vectors = center_by_language(vectors, center_by)
+    return normalize_vectors(vectors) if normalize else vectors
 
 
 def choose_output(
-    encoder: Encoder, layer: int | None, raw: bool, map_from: str | Sequence[str] | None = None
+    encoder: Encoder, layer: int | None, raw: bool, language: str | Sequence[str] | None = None
 ) -> tuple[int, Callable[[Vectors], Vectors]]:
-    """Choose the layer to embed at and what is done to its vectors."""
-    maps = check_maps(encoder, map_from)
+    """Return the layer to embed at and the function that transforms its vectors."""
+    maps = check_maps(encoder, language)
     if layer is None and encoder.neutral is not None and not raw and maps is None:
         return encoder.neutral.layer, encoder.neutral.apply
-    number = encoder.choose_layer("sentences", layer)
-    if maps is None or map_from is None:
+    number = encoder.check_layer(encoder.retrieval_layer if layer is None else layer)
+    if maps is None or language is None:
         return number, lambda vectors: vectors
-    for language in {map_from} if isinstance(map_from, str) else set(map_from):
-        maps.check(language, number)  # before any work
-    return number, lambda vectors: map_vectors(maps, vectors, map_from, number)
+    for name in {language} if isinstance(language, str) else set(language):
+        maps.check(name, number)  # before any work
+    return number, lambda vectors: _apply_maps(maps, vectors, language, number)
 
 
-def map_vectors(
+def _apply_maps(
     maps: LanguageMaps, vectors: Vectors, languages: str | Sequence[str], layer: int
 ) -> Vectors:
-    """Map vectors of one language, or of one for each: pooled states map like the states."""
+    """Map vectors of one language, or each of its own: mean-pooled states map like the states."""
     if isinstance(languages, str):
         return maps.apply(vectors, languages, layer)
-    if len(languages) != len(vectors):
-        raise InputError(
-            f"{len(languages)} languages for {len(vectors)} sentences",
-            fix="give one language for each sentence",
-        )
+    _check_one_per_sentence(languages, vectors)
     mapped, names = vectors.copy(), np.asarray(languages)
     for language in np.unique(names).tolist():
         rows = names == language
         mapped[rows] = maps.apply(vectors[rows], language, layer)
     return mapped
+
+
+def _check_one_per_sentence(languages: Sequence[str], vectors: Vectors) -> None:
+    if len(languages) != len(vectors):
+        raise InputError(
+            f"there are {len(languages)} languages for {len(vectors)} sentences",
+            fix="pass one language per sentence",
+        )
 
 
 def embed_layers(
@@ -111,7 +244,7 @@ def embed_layers(
     *,
     batch_tokens: int | None = None,
 ) -> dict[int, Vectors]:
-    """Embed sentences at several layers in one pass."""
+    """Return the vectors of sentences at several layers, computed in one pass."""
     numbers = [encoder.check_layer(layer) for layer in layers]
     empty: Vectors = np.zeros((0, encoder.hidden_size), dtype=np.float32)
     parts: dict[int, list[Vectors]] = {number: [empty] for number in numbers}
@@ -130,33 +263,69 @@ def embed_blocks(
 ) -> Iterator[EmbeddedBlock]:
     """Embed a stream of sentences block by block, in constant memory."""
     if isinstance(sentences, str):
-        raise InputError("one string was given for sentences", fix="give a list: embed([text])")
+        raise InputError(
+            "the sentences are a single string", fix="pass a list of strings: embed([text])"
+        )
     numbers = [encoder.check_layer(layer) for layer in layers]
     budget = batch_tokens or BATCH_TOKENS.get(device_of(encoder).type, BATCH_TOKENS["cpu"])
     for block in cut_blocks(sentences, BLOCK_SENTENCES, BLOCK_CHARACTERS):
         windows = split_long_sentences(encoder.tokenizer, block, encoder.max_tokens)
         pooled = _pool_windows(encoder, windows, numbers, budget)
         vectors = {
-            number: join_windows(windows, rows, len(block))
+            number: _average_windows(windows, rows)
             for number, rows in zip(numbers, pooled, strict=True)
         }
-        report = EmbedReport(
-            windows.n_lines, windows.n_empty, windows.n_long, windows.n_long_windows
+        n_windows = windows.n_long_windows
+        counts = EmbedCounts(windows.n_lines, windows.n_empty, windows.n_long, n_windows)
+        yield EmbeddedBlock(vectors, counts)
+
+
+def _pool_windows(
+    encoder: Encoder, windows: TextWindows, layers: Sequence[int], budget: int
+) -> list[Float[Tensor, "windows hidden"]]:
+    """Average the states of every window at each layer, without special tokens."""
+    device, special_tokens = device_of(encoder), boundary_ids(encoder.tokenizer)
+    # Of every sequence, 1 for the tokens of the text and 0 for the special tokens around them.
+    not_text = [None if token is None else 0 for token in special_tokens]
+    shape = (len(windows.ids), encoder.hidden_size)
+    pooled = [torch.empty(shape, dtype=torch.float32, device=device) for _ in layers]
+
+    @torch.inference_mode()
+    def pool_batch(rows: IntArray) -> None:
+        text = Ragged.of([windows.ids[row] for row in rows])
+        batch = pack(
+            add_special_tokens(text, *special_tokens), pad_id=encoder.tokenizer.pad_token_id or 0
         )
-        yield EmbeddedBlock(vectors, report)
+        is_text = add_special_tokens(Ragged(np.ones_like(text.ids), text.lengths), *not_text)
+        mask = torch.from_numpy(is_text.ids.astype(np.bool_)).to(device, non_blocking=True)
+        batch = batch.to(device)
+        index = torch.from_numpy(rows).to(device)
+        for result, states in zip(pooled, encoder(batch, layers), strict=True):
+            result[index] = pool_sentences(states, batch.offsets, mask)
+
+    n_workers = torch.get_num_threads() if device.type == "cpu" else 1
+    run_batches(pool_batch, bucket_batches(windows.lengths, budget), n_workers)
+    return pooled
+
+
+def _average_windows(windows: TextWindows, pooled: Float[Tensor, "windows hidden"]) -> Vectors:
+    """Average the windows of each sentence, weighted by their number of tokens."""
+    lengths, owners = windows.lengths, windows.line_numbers
+    n_tokens = np.bincount(owners, lengths, minlength=windows.n_lines)
+    weights = (lengths / n_tokens[owners]).astype(np.float32)
+    rows = pooled.cpu() * torch.from_numpy(weights)[:, None]
+    means = torch.zeros(windows.n_lines, rows.shape[1])
+    vectors: Vectors = means.index_add_(0, torch.from_numpy(owners), rows).numpy()
+    return vectors
 
 
 def center_by_language(vectors: Vectors, languages: Sequence[str]) -> Vectors:
-    """Subtract from every vector the mean vector of its language; zero vectors stay out of it.
+    """Subtract from every vector the mean of its language; zero vectors are ignored and stay zero.
 
     >>> center_by_language(np.float32([[1], [3], [9]]), ["de", "de", "fr"]).tolist()
     [[-1.0], [1.0], [0.0]]
     """
-    if len(languages) != len(vectors):
-        raise InputError(
-            f"{len(languages)} languages for {len(vectors)} sentences",
-            fix="give one language for each sentence",
-        )
+    _check_one_per_sentence(languages, vectors)
     centered, names, filled = vectors.copy(), np.asarray(languages), vectors.any(axis=1)
     for language in np.unique(names[filled]):
         rows = filled & (names == language)
@@ -164,10 +333,10 @@ def center_by_language(vectors: Vectors, languages: Sequence[str]) -> Vectors:
     return centered
 
 
-def normalize_rows(vectors: Vectors) -> Vectors:
+def normalize_vectors(vectors: Vectors) -> Vectors:
     """Scale every vector to length one; a zero vector stays zero.
 
-    >>> normalize_rows(np.float32([[3, 4], [0, 0]])).round(3).tolist()
+    >>> normalize_vectors(np.float32([[3, 4], [0, 0]])).round(3).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
     norms: Vectors = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
@@ -175,122 +344,11 @@ def normalize_rows(vectors: Vectors) -> Vectors:
     return vectors / norms
 
 
-def _pool_windows(
-    encoder: Encoder, windows: TextWindows, layers: Sequence[int], budget: int
-) -> list[Tensor]:
-    """Run the encoder on batches of similar length and average each window's own tokens."""
-    device, marks = device_of(encoder), boundary_ids(encoder.tokenizer)
-    size = (len(windows.ids), encoder.hidden_size)
-    pooled = [torch.empty(size, dtype=torch.float32, device=device) for _ in layers]
-
-    @torch.inference_mode()
-    def pool_batch(rows: npt.NDArray[np.int64]) -> None:
-        ragged = Ragged.of([windows.ids[row] for row in rows])
-        batch = pack(add_special_tokens(ragged, *marks), pad_id=encoder.tokenizer.pad_token_id or 0)
-        keep = torch.from_numpy(_keep_text(ragged.lengths, marks)).to(device, non_blocking=True)
-        batch = batch.to(device)
-        places = torch.from_numpy(rows).to(device)
-        for result, states in zip(pooled, encoder(batch, layers), strict=True):
-            result[places] = pool_sentences(states, batch.offsets, keep)
-
-    n_workers = torch.get_num_threads() if device.type == "cpu" else 1
-    run_batches(pool_batch, bucket_batches(windows.lengths, budget), n_workers)
-    return pooled
-
-
-def _keep_text(
-    lengths: npt.NDArray[np.int64], marks: tuple[int | None, int | None]
-) -> npt.NDArray[np.bool_]:
-    """Tell the tokens of the text from the marks around each sequence."""
-    ones = np.ones(int(lengths.sum()), dtype=np.int64)
-    first, last = (None if mark is None else 0 for mark in marks)
-    return add_special_tokens(Ragged(ones, lengths), first, last).ids.astype(np.bool_)
-
-
-BLOCK_ROWS = 4096
-
-
-def write_vectors(
-    encoder: Encoder,
-    sentences: Iterable[str],
-    path: Path,
-    *,
-    layer: int | None = None,
-    raw: bool = False,
-    map_from: str | None = None,
-    center: bool = False,
-    normalize: bool = False,
-    on_block: Callable[[int], None] | None = None,
-) -> EmbedReport:
-    """Embed a stream of sentences into a .npy file that appears only when it is whole.
-
-    With `center` the mean of all vectors is subtracted, which takes a second pass over the file.
-    """
-    check_output(path)
-    number, finish = choose_output(encoder, layer, raw, map_from)
-    report = EmbedReport()
-    with write_atomically(path, binary=True) as stream:
-        array = GrowingArray(stream, "<f4", (encoder.hidden_size,))
-        total = np.zeros(encoder.hidden_size)
-        for block in embed_blocks(encoder, sentences, [number]):
-            vectors = finish(block.vectors[number])
-            array.append(normalize_rows(vectors) if normalize and not center else vectors)
-            total += vectors.sum(axis=0, dtype=np.float64)
-            report += block.report
-            if on_block is not None:
-                on_block(block.report.n_sentences)
-        array.close()
-        if center:
-            n_filled = max(1, report.n_sentences - report.n_empty)
-            _center_file(Path(stream.name), total / n_filled, normalize)
-    return report
-
-
-def check_output(path: Path, inputs: Iterable[str] = ()) -> None:
-    """Refuse an output that cannot become a .npy file, or that is read, before the work begins."""
-    if path.suffix != ".npy":
-        raise InputError("vectors are written as .npy", file=path, fix=f"try {path.stem}.npy")
-    check_target(path, inputs)
-
-
 def _center_file(path: Path, mean: npt.NDArray[np.float64], normalize: bool) -> None:
-    """Subtract the mean from every row in place; empty sentences stay zero."""
+    """Subtract the mean from every row of a .npy file in place; zero rows stay zero."""
     array = np.load(path, mmap_mode="r+", allow_pickle=False)
-    for start in range(0, len(array), BLOCK_ROWS):
-        rows = array[start : start + BLOCK_ROWS]
+    for start in range(0, len(array), CENTER_ROWS):
+        rows = array[start : start + CENTER_ROWS]
         centered = np.where(rows.any(axis=1, keepdims=True), rows - mean, 0).astype(np.float32)
-        rows[:] = normalize_rows(centered) if normalize else centered
+        rows[:] = normalize_vectors(centered) if normalize else centered
     array.flush()
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedReport:
-    """What was embedded: `n_long` sentences exceeded the model and took `n_windows` windows."""
-
-    n_sentences: int = 0
-    n_empty: int = 0
-    n_long: int = 0
-    n_windows: int = 0
-
-    def __add__(self, other: EmbedReport) -> EmbedReport:
-        return EmbedReport(
-            self.n_sentences + other.n_sentences,
-            self.n_empty + other.n_empty,
-            self.n_long + other.n_long,
-            self.n_windows + other.n_windows,
-        )
-
-
-def join_windows(
-    windows: TextWindows, pooled: Float[Tensor, "windows hidden"], n_sentences: int
-) -> npt.NDArray[np.float32]:
-    """Average the windows of each sentence, weighted by their tokens; no window gives zero."""
-    lengths = windows.lengths
-    n_tokens = np.bincount(windows.line_numbers, lengths, minlength=n_sentences)
-    weights = (lengths / n_tokens[windows.line_numbers]).astype(np.float32)
-    rows = pooled.cpu() * torch.from_numpy(weights)[:, None]
-    joined = torch.zeros(n_sentences, rows.shape[1])
-    result: npt.NDArray[np.float32] = joined.index_add_(
-        0, torch.from_numpy(windows.line_numbers), rows
-    ).numpy()
-    return result

@@ -1,4 +1,4 @@
-"""A model's neutral space: found from text, stored beside the model, used by default."""
+"""The language-neutral space of a model: found from text, stored with the model, used by default."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from calque.api import Model
 from calque.cli import run
 from calque.errors import InputError
-from calque.evaluation.metrics import retrieval_accuracy
 from calque.models.encoder import Encoder
 from calque.models.neutral_space import FILE, NeutralSpace, load_neutral_space
+from calque.sentences.embed import embed_sentences
 from calque.sentences.language_neutral import draw_sample, find_neutral_space, save_neutral_model
 
 Row = tuple[str, str, str]
@@ -39,19 +39,17 @@ def neutral_folder(tiny_folder: Path, space: NeutralSpace, tmp_path: Path) -> Pa
     return tmp_path / "neutral"
 
 
-def test_languages_meet_in_the_neutral_space(
+def test_the_means_of_languages_coincide(
     tiny_encoder: Encoder, texts: dict[str, list[str]], space: NeutralSpace
 ) -> None:
     assert (space.layer, space.languages, len(space.directions)) == (2, ("en", "de", "ja"), 2)
-    from calque.sentences.embed import embed_sentences
-
     for sentences in texts.values():
         vectors = embed_sentences(tiny_encoder, sentences, layer=2)
         assert np.abs(vectors.mean(axis=0) - space.mean).max() > 1e-3
         np.testing.assert_allclose(space.apply(vectors).mean(axis=0), 0, atol=1e-5)
 
 
-def test_embed_uses_it_unless_told_otherwise(neutral_folder: Path, space: NeutralSpace) -> None:
+def test_embed_uses_it_by_default(neutral_folder: Path, space: NeutralSpace) -> None:
     model, sentences = Model.load(neutral_folder), ["Good morning!", "Guten Morgen!", ""]
     raw = model.embed(sentences, layer=2)
     np.testing.assert_allclose(model.embed(sentences), space.apply(raw), atol=1e-6)
@@ -61,30 +59,30 @@ def test_embed_uses_it_unless_told_otherwise(neutral_folder: Path, space: Neutra
     )
 
 
-def test_training_on_leaves_it_behind(neutral_folder: Path, tmp_path: Path) -> None:
-    """Directions of the old states would be wrong for new ones."""
+def test_saved_encoders_have_none(neutral_folder: Path, tmp_path: Path) -> None:
+    """Training changes the states, so that the stored directions would be wrong."""
     Encoder.load(neutral_folder).save(tmp_path / "trained")
     assert Encoder.load(tmp_path / "trained").neutral is None
 
 
-def test_too_little_text_is_refused(tiny_encoder: Encoder) -> None:
+def test_too_few_sentences_are_an_error(tiny_encoder: Encoder) -> None:
     with pytest.raises(InputError, match="3 sentences of de are too few"):
         find_neutral_space(tiny_encoder, {"de": ["a", "b", " ", "c"], "en": ["d"] * 99})
 
 
-def test_a_damaged_file_is_named(neutral_folder: Path) -> None:
+def test_a_damaged_file_is_an_error(neutral_folder: Path) -> None:
     path = neutral_folder / FILE
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(InputError, match=r"neutral\.safetensors: cannot be read"):
         Encoder.load(neutral_folder)
 
 
-def test_a_space_of_another_width_is_named(neutral_folder: Path) -> None:
+def test_a_space_of_another_width_is_an_error(neutral_folder: Path) -> None:
     with pytest.raises(InputError, match="is for vectors of 64, the model's have 32"):
         load_neutral_space(neutral_folder, 32)
 
 
-def test_sample_is_fair() -> None:
+def test_sentences_are_drawn_with_equal_probability() -> None:
     counts: Counter[str] = Counter()
     for seed in range(2000):
         counts.update(draw_sample("abcdefgh", 2, np.random.default_rng(seed)))
@@ -111,17 +109,22 @@ def test_files_must_be_named_after_their_languages(
     files = [str(tmp_path / "news.en"), str(tmp_path / "news.de")]
     assert run(["neutralize", "calque-mini", *files, "-o", str(tmp_path / "new")]) == 2
     error = capsys.readouterr().err
-    assert "news.en: two files are of a language 'news' (give one file a language, named" in error
+    assert (
+        "news.en: there are two files of the language 'news' (pass one file per language" in error
+    )
 
 
-def test_calque_mini_finds_more_translations_with_it(demo_rows: list[Row]) -> None:
-    """In a layer where its languages are still apart; in its best one they are not."""
+def test_retrieval_improves(demo_rows: list[Row]) -> None:
+    """At layer 4 of calque-mini the languages are still far apart, unlike at its best layer."""
     model, layer = Model.load(), 4
     texts = {"en": [english for _, english, _ in demo_rows]}
     for pair in (("de", "cs"), ("fr", "es"), ("ru", "tr"), ("ja", "hi")):
         texts[pair[0]] = [text for language, _, text in demo_rows if language in pair]
     model.neutral = find_neutral_space(model, texts, layer=layer)
     sides = [english for _, english, _ in demo_rows], [sentence for *_, sentence in demo_rows]
-    neutral, _ = retrieval_accuracy(*(model.embed(side) for side in reversed(sides)))
-    raw, _ = retrieval_accuracy(*(model.embed(side, layer=layer) for side in reversed(sides)))
-    assert neutral > raw + 0.1
+
+    def accuracy(at_layer: int | None) -> float:
+        english, others = (model.embed(side, layer=at_layer, normalize=True) for side in sides)
+        return float(((others @ english.T).argmax(axis=1) == np.arange(len(others))).mean())
+
+    assert accuracy(None) > accuracy(layer) + 0.1

@@ -1,4 +1,4 @@
-"""Distinct sentences on disk against a plain list and a set."""
+"""The store of distinct sentences compared with plain Python lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from calque.errors import InputError
 from calque.sentences.mine import SentenceStore
 
-# Lines with characters that other readers take for the end of a line.
+# Some lines have characters that other readers treat as line ends.
 LINES = st.lists(st.sampled_from(["", " ", "a", "a ", "b c", "Ü", "x\u2028y", "日本", "a\tb"]))
 
 
@@ -35,19 +35,19 @@ def test_each_sentence_once_in_order(lines: list[str]) -> None:
         store.close()
 
 
-def test_names_of_repeated_sentences(tmp_path: Path) -> None:
+def test_ids_of_repeated_sentences(tmp_path: Path) -> None:
     (tmp_path / "text").write_text(
         "en-000000001\tYes.\nen-000000002\tNo.\nen-000000003\tYes.\nen-000000004\t\n"
     )
     store = SentenceStore(tmp_path / "text", tmp_path / "spool")
-    assert store.ids  # seen by itself
+    assert store.ids  # inferred from the first line
     assert store[1] == ("en-000000002", "No.")
     assert store.find({"en-000000003", "en-000000002"}) == {"en-000000003": 0, "en-000000002": 1}
     assert (store.n_duplicates, store.n_empty) == (1, 1)
     store.close()
 
 
-def test_the_digest_is_of_the_text(tmp_path: Path) -> None:
+def test_the_digest_depends_on_the_text(tmp_path: Path) -> None:
     digests = []
     for text in ("a\nb\n", "a\nb\n", "a\nc\n"):
         (tmp_path / "text").write_text(text)
@@ -55,7 +55,7 @@ def test_the_digest_is_of_the_text(tmp_path: Path) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_a_line_without_a_name(tmp_path: Path) -> None:
+def test_a_line_without_an_id(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("1\tYes.\nNo.\n")
     with pytest.raises(InputError, match="line 2: no id before a tab"):
         SentenceStore(tmp_path / "text", tmp_path / "spool", ids=True)
