@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calque.algorithms.nearest import log_sums_both_ways, nearest_both_ways
+from calque.algorithms.nearest import log_sum_exp_both_ways, nearest_neighbors_both_ways
 from calque.errors import InputError
 
 
@@ -27,7 +27,7 @@ def test_blocks_change_nothing(
     k_tgt = data.draw(st.integers(0, min(3, n_src)) | st.integers(0, n_src))
     penalties = torch.linspace(-1, 2, n_src).double(), torch.linspace(1, -1, n_tgt).double()
     n_done: list[int] = []
-    forward, backward = nearest_both_ways(
+    forward, backward = nearest_neighbors_both_ways(
         src,
         tgt,
         k_src,
@@ -51,7 +51,7 @@ def test_blocks_change_nothing(
 def test_log_sums(n_src: int, n_tgt: int, block: int) -> None:
     src, tgt = draw(n_src, n_tgt, 1)
     n_done: list[int] = []
-    rows, columns = log_sums_both_ways(src, tgt, 30.0, block=block, on_rows=n_done.append)
+    rows, columns = log_sum_exp_both_ways(src, tgt, 30.0, block=block, on_rows=n_done.append)
     scores = 30 * src @ tgt.mT
     torch.testing.assert_close(rows, scores.logsumexp(1))
     torch.testing.assert_close(columns, scores.logsumexp(0))
@@ -61,6 +61,6 @@ def test_log_sums(n_src: int, n_tgt: int, block: int) -> None:
 def test_more_than_there_are() -> None:
     src, tgt = draw(3, 4, 0)
     with pytest.raises(InputError, match=r"k=5, of 4 words \(choose k from 1 to 4\)"):
-        nearest_both_ways(src, tgt, 5)
+        nearest_neighbors_both_ways(src, tgt, 5)
     with pytest.raises(InputError, match="k=4, of 3 words"):
-        nearest_both_ways(src, tgt, 1, 4)
+        nearest_neighbors_both_ways(src, tgt, 1, 4)

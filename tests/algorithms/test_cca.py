@@ -17,9 +17,9 @@ from torch import Tensor
 from calque.algorithms.cca import (
     RIDGE,
     canonical_correlations,
-    correlate,
     deep_cca_loss,
     sum_singular_values,
+    whitened_cross_covariance,
 )
 from calque.errors import InputError
 
@@ -356,5 +356,5 @@ def test_single_precision_is_computed_in_double() -> None:
     found = deep_cca_loss(strong.float(), tgt.float(), ridges=(1e-7, 1e-7))
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(expected.item(), abs=1e-3)
-    assert correlate(strong.float(), tgt.float()).dtype == torch.float64
+    assert whitened_cross_covariance(strong.float(), tgt.float()).dtype == torch.float64
     assert deep_cca_loss(strong.bfloat16(), tgt.bfloat16()).dtype == torch.float32

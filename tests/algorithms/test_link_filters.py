@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calque.algorithms.symmetrize import (
-    drop_pairs,
+    keep_pairs,
     mark_identical,
     mark_linked_pairs,
     mark_one_to_one,
@@ -74,10 +74,10 @@ def test_pairs_by_hand() -> None:
     links = links_of([set(), {(0, 1), (2, 0)}, set(), {(4, 4)}, set()])
     linked = mark_linked_pairs(links)
     assert linked.tolist() == [False, True, False, True, False]
-    left = drop_pairs(links, linked)
+    left = keep_pairs(links, linked)
     assert table_of(left) == [{(0, 1), (2, 0)}, {(4, 4)}]
     assert left.scores.tolist() == links.scores.tolist()
-    assert table_of(drop_pairs(links, ~linked)) == [set(), set(), set()]
+    assert table_of(keep_pairs(links, ~linked)) == [set(), set(), set()]
 
 
 def test_the_order_of_the_filters_matters() -> None:
@@ -125,7 +125,7 @@ def test_identical_is_what_comparing_finds(table: Table, sentences: list[str]) -
 @given(tables)
 def test_dropping_pairs_keeps_the_others_as_they_are(table: Table) -> None:
     links = links_of(table)
-    left = drop_pairs(links, mark_linked_pairs(links))
+    left = keep_pairs(links, mark_linked_pairs(links))
     assert table_of(left) == [found for found in table if found]
     assert mark_linked_pairs(left).all()
 
@@ -141,4 +141,4 @@ def test_no_links_at_all(n_pairs: int) -> None:
     links = links_of([set()] * n_pairs)
     assert mark_one_to_one(links).tolist() == []
     assert mark_identical(links, number(["a"] * n_pairs), number(["a"] * n_pairs)).tolist() == []
-    assert drop_pairs(links, mark_linked_pairs(links)).n_pairs == 0
+    assert keep_pairs(links, mark_linked_pairs(links)).n_pairs == 0

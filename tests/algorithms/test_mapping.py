@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from calque.algorithms import procrustes as mapping
-from calque.algorithms.nearest import nearest, normalize_rows
+from calque.algorithms.nearest import nearest_neighbors, normalize_rows
 from calque.algorithms.procrustes import (
+    IndexPairs,
     PairMoments,
-    Pairs,
     apply_map,
     collect_moments,
     normalize_space,
-    solve_joint,
+    solve_joint_maps,
     solve_orthogonal,
-    solve_turn,
+    solve_rotation,
 )
 from calque.errors import InputError
 
@@ -39,8 +39,8 @@ def rotation(hidden: int, seed: int = 0) -> Tensor:
     return q
 
 
-def same(n_words: int) -> Pairs:
-    return Pairs(torch.arange(n_words), torch.arange(n_words))
+def same(n_words: int) -> IndexPairs:
+    return IndexPairs(torch.arange(n_words), torch.arange(n_words))
 
 
 def make_languages(n_words: int, hidden: int, n_languages: int, noise: float) -> list[Tensor]:
@@ -55,7 +55,7 @@ def make_languages(n_words: int, hidden: int, n_languages: int, noise: float) ->
 
 
 def precision(src: Tensor, tgt: Tensor) -> float:
-    found = nearest(normalize_rows(src), normalize_rows(tgt), 1)[1][:, 0]
+    found = nearest_neighbors(normalize_rows(src), normalize_rows(tgt), 1)[1][:, 0]
     return float((found == torch.arange(len(src))).double().mean())
 
 
@@ -120,7 +120,7 @@ def test_turns_are_scipys() -> None:
     expected, _ = scipy.linalg.orthogonal_procrustes(src.numpy(), tgt.numpy())
     for found in (
         solve_orthogonal(collect_moments(src, tgt, same(60))),
-        solve_turn(src, tgt, same(60)),
+        solve_rotation(src, tgt, same(60)),
     ):
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-10)
 
@@ -129,14 +129,14 @@ def test_turns_are_scipys() -> None:
 def test_turns_are_orthogonal(hidden: int, n_pairs: int, seed: int) -> None:
     src, tgt = draw(50, hidden, seed=seed), draw(50, hidden, seed=seed + 1)
     generator = torch.Generator().manual_seed(seed)
-    pairs = Pairs(*torch.randint(50, (2, n_pairs), generator=generator))
-    for W in (solve_turn(src, tgt, pairs), solve_orthogonal(collect_moments(src, tgt, pairs))):
+    pairs = IndexPairs(*torch.randint(50, (2, n_pairs), generator=generator))
+    for W in (solve_rotation(src, tgt, pairs), solve_orthogonal(collect_moments(src, tgt, pairs))):
         torch.testing.assert_close(W.mT @ W, torch.eye(hidden, dtype=torch.float64))
 
 
 def test_moments_in_blocks_are_those_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     src, tgt = draw(40, 5).float(), draw(30, 5, seed=1).float()
-    pairs = Pairs(torch.arange(25) % 40, torch.arange(25) % 30)
+    pairs = IndexPairs(torch.arange(25) % 40, torch.arange(25) % 30)
     monkeypatch.setattr(mapping, "BLOCK", 4)
     moments = collect_moments(src, tgt, pairs)
     x, z = src[pairs.src].double(), tgt[pairs.tgt].double()
@@ -151,8 +151,8 @@ def test_moments_in_blocks_are_those_at_once(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("reweight", [0.0, 0.5, 1.0])
 def test_two_languages_are_as_near_as_vecmap_makes_them(reweight: float) -> None:
     x, z = make_languages(300, 8, 2, 0.5)
-    pairs = Pairs(torch.arange(200), torch.arange(200))
-    maps = solve_joint([collect_moments(x, z, pairs)], reweight)
+    pairs = IndexPairs(torch.arange(200), torch.arange(200))
+    maps = solve_joint_maps([collect_moments(x, z, pairs)], reweight)
     found_x, found_z = x @ maps.others[0], z @ maps.pivot
     # VecMap decomposes the rows of the dictionary; its maps apply to all words.
     a, b = x.numpy(), z.numpy()
@@ -174,8 +174,8 @@ def vecmap_maps(x: Array, z: Array, reweight: float) -> tuple[Array, Array]:
 def test_many_languages_share_one_space() -> None:
     """Pairs without the pivot match as well as those with it, though no dictionary has them."""
     pivot, *others = make_languages(600, 12, 4, 0.3)
-    pairs = Pairs(torch.arange(300), torch.arange(300))
-    maps = solve_joint([collect_moments(space, pivot, pairs) for space in others])
+    pairs = IndexPairs(torch.arange(300), torch.arange(300))
+    maps = solve_joint_maps([collect_moments(space, pivot, pairs) for space in others])
     spaces = [pivot @ maps.pivot, *(x @ W for x, W in zip(others, maps.others, strict=True))]
     held_out = [space[300:] for space in spaces]
     scores = {
@@ -191,7 +191,7 @@ def test_many_languages_share_one_space() -> None:
 def test_pairwise_maps_would_not_share_one_space() -> None:
     """What the joint solution is for: the pivot's basis differs between two runs of pairs."""
     pivot, first, second = make_languages(600, 12, 3, 0.3)
-    pairs = Pairs(torch.arange(300), torch.arange(300))
+    pairs = IndexPairs(torch.arange(300), torch.arange(300))
 
     def run(space: Tensor) -> tuple[Array, Array]:
         wx, wz = vecmap_maps(space[:300].numpy(), pivot[:300].numpy(), 0.5)
@@ -201,7 +201,7 @@ def test_pairwise_maps_would_not_share_one_space() -> None:
     mapped_second, pivot_second = run(second)
     assert np.abs(pivot_first - pivot_second).max() > 0.1
     assert precision(torch.tensor(mapped_first[300:]), torch.tensor(mapped_second[300:])) < 0.1
-    maps = solve_joint([collect_moments(space, pivot, pairs) for space in (first, second)])
+    maps = solve_joint_maps([collect_moments(space, pivot, pairs) for space in (first, second)])
     assert precision((first @ maps.others[0])[300:], (second @ maps.others[1])[300:]) > 0.9
 
 
@@ -214,7 +214,7 @@ def test_the_space_does_not_depend_on_a_languages_own_basis(
     turn = rotation(hidden, seed + 3)
 
     def places(x: Tensor, z: Tensor) -> list[Tensor]:
-        maps = solve_joint([collect_moments(side, z, same(30)) for side in (x, y)], reweight)
+        maps = solve_joint_maps([collect_moments(side, z, same(30)) for side in (x, y)], reweight)
         return [x @ maps.others[0], y @ maps.others[1], z @ maps.pivot]
 
     before, turned, around = places(x, z), places(x @ turn, z), places(x, z @ turn)
@@ -230,7 +230,7 @@ def test_without_weights_all_languages_are_turned_to_a_pivot_that_stays(
 ) -> None:
     pivot = draw(40, hidden, seed=seed)
     others = [draw(40, hidden, seed=seed + number) for number in range(1, n_languages + 1)]
-    maps = solve_joint([collect_moments(x, pivot, same(40)) for x in others], reweight=0.0)
+    maps = solve_joint_maps([collect_moments(x, pivot, same(40)) for x in others], reweight=0.0)
     identity = torch.eye(hidden, dtype=torch.float64)
     torch.testing.assert_close(maps.pivot, identity, atol=1e-7, rtol=0)
     for W in maps.others:
@@ -244,7 +244,7 @@ def test_the_order_of_languages_does_not_matter(hidden: int, n_languages: int, s
         collect_moments(draw(40, hidden, seed=seed + number), pivot, same(40))
         for number in range(1, n_languages + 1)
     ]
-    there, back = solve_joint(moments), solve_joint(moments[::-1])
+    there, back = solve_joint_maps(moments), solve_joint_maps(moments[::-1])
     torch.testing.assert_close(there.pivot, back.pivot, atol=1e-9, rtol=0)
     for one, other in zip(there.others, back.others[::-1], strict=True):
         torch.testing.assert_close(one, other, atol=1e-9, rtol=0)
@@ -254,7 +254,7 @@ def test_an_equal_language_changes_nothing() -> None:
     """Of two equal languages, the mean agreement is that of one."""
     x, z = make_languages(300, 8, 2, 0.5)
     moments = collect_moments(x, z, same(300))
-    one, two = solve_joint([moments]), solve_joint([moments, moments])
+    one, two = solve_joint_maps([moments]), solve_joint_maps([moments, moments])
     torch.testing.assert_close(two.pivot, one.pivot)
     for W in two.others:
         torch.testing.assert_close(W, one.others[0])
@@ -273,11 +273,11 @@ def test_a_rotation_is_found(noise: float) -> None:
     z = normalize_space(draw(500, 20))[0]
     turn = rotation(20, seed=3)
     x = normalize_space(z @ turn.T + noise * draw(500, 20, seed=4))[0]
-    moments = collect_moments(x, z, Pairs(torch.arange(200), torch.arange(200)))
+    moments = collect_moments(x, z, IndexPairs(torch.arange(200), torch.arange(200)))
     W = solve_orthogonal(moments)
     # Normalization moves the mean a little, and noise turns the best map a little.
     assert float((W - turn).abs().max()) < (1e-2 if noise == 0 else 0.2)
-    maps = solve_joint([moments])
+    maps = solve_joint_maps([moments])
     assert precision(x[200:] @ W, z[200:]) > 0.98
     assert precision(x[200:] @ maps.others[0], z[200:] @ maps.pivot) > 0.98
 
@@ -285,7 +285,7 @@ def test_a_rotation_is_found(noise: float) -> None:
 def test_too_few_pairs_for_whitening() -> None:
     moments = PairMoments(torch.eye(5), torch.eye(5), torch.eye(5), 4)
     with pytest.raises(InputError, match=r"pairs of 4 words cannot whiten 5 dim.* .give 5 "):
-        solve_joint([moments])
+        solve_joint_maps([moments])
 
 
 @pytest.mark.parametrize("side", ["src", "tgt"])
@@ -293,9 +293,9 @@ def test_repeated_words_do_not_make_few_pairs_many(side: str) -> None:
     """A hundred entries of four words know four directions, however often each comes."""
     x, z = draw(60, 5), draw(60, 5, seed=1)
     few, many = torch.arange(100) % 4, torch.arange(100) % 60
-    pairs = Pairs(few, many) if side == "src" else Pairs(many, few)
+    pairs = IndexPairs(few, many) if side == "src" else IndexPairs(many, few)
     with pytest.raises(InputError, match="pairs of 4 words cannot whiten 5 dimensions"):
-        solve_joint([collect_moments(x, z, pairs)])
+        solve_joint_maps([collect_moments(x, z, pairs)])
 
 
 @given(st.integers(1, 5), st.integers(2, 8), seeds)
@@ -305,7 +305,7 @@ def test_directions_that_no_pair_has_are_not_blown_up(rank: int, hidden: int, se
     x, z = draw(60, hidden, seed=seed), draw(60, hidden, seed=seed + 1)
     x[:40] @= _project(hidden, rank, seed + 2)
     z[:40] @= _project(hidden, rank, seed + 3)
-    maps = solve_joint([collect_moments(x, z, same(40))])
+    maps = solve_joint_maps([collect_moments(x, z, same(40))])
     for rows, W in ((x, maps.others[0]), (z, maps.pivot)):
         assert float((rows @ W).norm(dim=1).max()) < 30 * float(rows.norm(dim=1).max())
 
@@ -318,7 +318,7 @@ def _project(hidden: int, rank: int, seed: int) -> Tensor:
 def test_a_direction_without_variance_stays_finite() -> None:
     x, z = draw(50, 4), draw(50, 4, seed=1)
     x[:, 3] = 0
-    maps = solve_joint([collect_moments(x, z, same(50))])
+    maps = solve_joint_maps([collect_moments(x, z, same(50))])
     for W in (maps.pivot, *maps.others):
         assert bool(W.isfinite().all())
         assert float((x @ W).abs().max()) < 100

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calque.algorithms.procrustes import find_polar
+from calque.algorithms.procrustes import polar_factor
 
 
 def draw(hidden: int, condition: float, seed: int) -> torch.Tensor:
@@ -32,7 +32,7 @@ def test_it_is_that_of_singular_vectors(
 ) -> None:
     matrix = draw(hidden, 10**log_condition, seed)
     u, _, v = torch.linalg.svd(matrix)
-    found = find_polar(scale * matrix)
+    found = polar_factor(scale * matrix)
     assert found is not None
     torch.testing.assert_close(found, u @ v, rtol=0, atol=1e-8)
 
@@ -41,8 +41,8 @@ def test_it_is_that_of_singular_vectors(
 def test_what_is_not_unique_is_not_found(rank: int) -> None:
     matrix = draw(6, 10.0, 0)
     matrix[:, rank:] = 0
-    assert find_polar(matrix) is None
+    assert polar_factor(matrix) is None
 
 
 def test_infinite_numbers_have_none() -> None:
-    assert find_polar(torch.full((3, 3), math.nan, dtype=torch.float64)) is None
+    assert polar_factor(torch.full((3, 3), math.nan, dtype=torch.float64)) is None

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from calque.algorithms.nearest import csls_nearest, normalize_rows
-from calque.algorithms.procrustes import Pairs, normalize_space, solve_turn
-from calque.algorithms.rcsls import RcslsSettings, fit_rcsls, relax_csls
+from calque.algorithms.nearest import csls_nearest_neighbors, normalize_rows
+from calque.algorithms.procrustes import IndexPairs, normalize_space, solve_rotation
+from calque.algorithms.rcsls import RcslsSettings, fit_rcsls, rcsls_loss_and_gradient
 from calque.errors import InputError
 
 seeds = st.integers(0, 1000)
@@ -30,11 +30,11 @@ def make_pair(n_words: int, hidden: int, noise: float) -> tuple[Tensor, Tensor]:
     return normalize_space(src)[0], normalize_space(tgt)[0]
 
 
-def first(n_words: int) -> Pairs:
-    return Pairs(torch.arange(n_words), torch.arange(n_words))
+def first(n_words: int) -> IndexPairs:
+    return IndexPairs(torch.arange(n_words), torch.arange(n_words))
 
 
-def dense_loss(src: Tensor, tgt: Tensor, pairs: Pairs, W: Tensor, k: int) -> Tensor:
+def dense_loss(src: Tensor, tgt: Tensor, pairs: IndexPairs, W: Tensor, k: int) -> Tensor:
     """The loss as the paper writes it, with all similarities at once."""
     x, y = src[pairs.src] @ W, tgt[pairs.tgt]
     near_x = (x @ tgt.T).topk(k).values.mean(dim=1)
@@ -44,16 +44,18 @@ def dense_loss(src: Tensor, tgt: Tensor, pairs: Pairs, W: Tensor, k: int) -> Ten
 
 def precision(src: Tensor, tgt: Tensor, n_train: int) -> float:
     src, tgt = normalize_rows(src), normalize_rows(tgt)
-    found = csls_nearest(src[n_train:], tgt, 10, sources=src)[1][:, 0]
+    found = csls_nearest_neighbors(src[n_train:], tgt, 10, sources=src)[1][:, 0]
     return float((found == torch.arange(n_train, len(src))).double().mean())
 
 
 def test_the_gradient_is_autograds() -> None:
     src, tgt = make_pair(60, 5, 0.3)
-    W = (solve_turn(src, tgt, first(40)) + 0.1 * draw(5, 5, seed=7)).requires_grad_()
+    W = (solve_rotation(src, tgt, first(40)) + 0.1 * draw(5, 5, seed=7)).requires_grad_()
     loss = dense_loss(src, tgt, first(40), W, 3)
     loss.backward()
-    found, gradient = relax_csls(src, tgt, first(40), W.detach(), RcslsSettings(n_neighbors=3))
+    found, gradient = rcsls_loss_and_gradient(
+        src, tgt, first(40), W.detach(), RcslsSettings(n_neighbors=3)
+    )
     assert found == pytest.approx(loss.item())
     torch.testing.assert_close(gradient, W.grad)
 
@@ -65,11 +67,13 @@ def test_loss_and_gradient_are_the_papers(
     """Pairs may come twice, in any order; the dense formula is differentiated by torch."""
     src, tgt = draw(n_words, hidden, seed=seed), draw(n_words, hidden, seed=seed + 1)
     generator = torch.Generator().manual_seed(seed)
-    pairs = Pairs(*torch.randint(n_words, (2, n_pairs), generator=generator))
+    pairs = IndexPairs(*torch.randint(n_words, (2, n_pairs), generator=generator))
     W = draw(hidden, hidden, seed=seed + 2).requires_grad_()
     loss = dense_loss(src, tgt, pairs, W, k)
     loss.backward()
-    found, gradient = relax_csls(src, tgt, pairs, W.detach(), RcslsSettings(n_neighbors=k))
+    found, gradient = rcsls_loss_and_gradient(
+        src, tgt, pairs, W.detach(), RcslsSettings(n_neighbors=k)
+    )
     assert found == pytest.approx(loss.item(), abs=1e-9)
     torch.testing.assert_close(gradient, W.grad)
 
@@ -81,7 +85,8 @@ def test_the_loss_is_convex(seed: int, share: float, size: float) -> None:
     settings = RcslsSettings(n_neighbors=3)
     a, b = size * draw(4, 4, seed=seed), draw(4, 4, seed=seed + 50)
     (at_a, slope), (at_b, _), (between, _) = (
-        relax_csls(src, tgt, first(30), W, settings) for W in (a, b, share * a + (1 - share) * b)
+        rcsls_loss_and_gradient(src, tgt, first(30), W, settings)
+        for W in (a, b, share * a + (1 - share) * b)
     )
     assert between <= share * at_a + (1 - share) * at_b + 1e-9
     assert at_b >= at_a + float((slope * (b - a)).sum()) - 1e-9
@@ -104,7 +109,7 @@ def test_retrieval_improves_on_the_orthogonal_map() -> None:
     src, tgt = make_pair(1200, 30, 1.5)
     pairs = first(600)
     fit = fit_rcsls(src, tgt, pairs, RcslsSettings())
-    orthogonal = precision(src @ solve_turn(src, tgt, pairs), tgt, 600)
+    orthogonal = precision(src @ solve_rotation(src, tgt, pairs), tgt, 600)
     relaxed = precision(src @ fit.map, tgt, 600)
     assert 0.2 < orthogonal < 0.8
     assert relaxed > orthogonal + 0.05
@@ -137,10 +142,10 @@ def test_the_same_twice() -> None:
 @pytest.mark.parametrize("settings", [RcslsSettings(n_words=6), RcslsSettings(n_neighbors=999)])
 def test_with_few_words_all_are_neighbors(settings: RcslsSettings) -> None:
     src, tgt = make_pair(20, 3, 0.1)
-    W, n_words = solve_turn(src, tgt, first(5)), min(20, settings.n_words)
+    W, n_words = solve_rotation(src, tgt, first(5)), min(20, settings.n_words)
     x, y = src[:5] @ W, tgt[:5]
     near = (x @ tgt[:n_words].T).mean(dim=1) + (y @ (src[:n_words] @ W).T).mean(dim=1)
-    found, _ = relax_csls(src, tgt, first(5), W, settings)
+    found, _ = rcsls_loss_and_gradient(src, tgt, first(5), W, settings)
     assert found == pytest.approx((near - 2 * (x * y).sum(dim=1)).mean().item())
     losses = fit_rcsls(src, tgt, first(5), settings).losses
     assert losses[-1] < losses[0]

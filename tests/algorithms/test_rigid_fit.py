@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from calque.algorithms.cca import RigidFit
+from calque.algorithms.cca import SimilarityTransform
 
 seeds = st.integers(0, 1000)
 
@@ -27,14 +27,14 @@ def test_a_known_movement_is_found(seed: int, width: int, more: int, scale: floa
     src = draw(20, width, seed=seed)
     frame = torch.linalg.qr(draw(width + more, width + more, seed=seed + 1))[0][:width]
     tgt = scale * src @ frame + draw(width + more, seed=seed + 2)
-    torch.testing.assert_close(RigidFit.of(src, tgt).apply(src), tgt)
+    torch.testing.assert_close(SimilarityTransform.of(src, tgt).apply(src), tgt)
 
 
 def test_the_turn_is_scipys() -> None:
     src, tgt = draw(30, 4), draw(30, 4, seed=1) + 2
     x, y = (rows - rows.mean(0) for rows in (src, tgt))
     turn, _ = scipy.linalg.orthogonal_procrustes(x.numpy(), y.numpy())
-    found = RigidFit.of(src, tgt)
+    found = SimilarityTransform.of(src, tgt)
     scale = y.norm() / x.norm()
     np.testing.assert_allclose(found.matrix.numpy(), scale.item() * turn, atol=1e-10)
     laid = found.apply(src)
@@ -48,7 +48,7 @@ def test_means_and_spreads_meet_whatever_the_clouds(
     seed: int, src_width: int, tgt_width: int, n_rows: int
 ) -> None:
     src, tgt = draw(n_rows, src_width, seed=seed), draw(n_rows, tgt_width, seed=seed + 1)
-    laid = RigidFit.of(src, tgt).apply(src)
+    laid = SimilarityTransform.of(src, tgt).apply(src)
     torch.testing.assert_close(laid.mean(0), tgt.mean(0))
     centered = (laid - laid.mean(0)).norm().item(), (tgt - tgt.mean(0)).norm().item()
     assert centered[0] == pytest.approx(centered[1], abs=1e-9)
@@ -59,17 +59,17 @@ def test_means_and_spreads_meet_whatever_the_clouds(
 def test_no_other_turn_is_nearer(seed: int, width: int, more: int, n_rows: int) -> None:
     """Of all that give the cloud the same mean and the same spread."""
     src, tgt = draw(n_rows, width, seed=seed), draw(n_rows, width + more, seed=seed + 1)
-    found = RigidFit.of(src, tgt)
+    found = SimilarityTransform.of(src, tgt)
     distance = (found.apply(src) - tgt).norm()
     scale = torch.linalg.matrix_norm(found.matrix, 2)
     for number in range(3):
         frame = torch.linalg.qr(draw(width + more, width + more, seed=seed + 2 + number))[0][:width]
-        other = RigidFit(found.center, scale * frame, found.shift)
+        other = SimilarityTransform(found.center, scale * frame, found.shift)
         assert distance <= (other.apply(src) - tgt).norm() + 1e-9
 
 
 def test_a_point_is_laid_on_the_mean() -> None:
     src, tgt = torch.ones(5, 3), draw(5, 2).float()
-    laid = RigidFit.of(src, tgt).apply(src)
+    laid = SimilarityTransform.of(src, tgt).apply(src)
     assert laid.dtype == torch.float32
     torch.testing.assert_close(laid, tgt.mean(0).expand(5, 2))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from calque.algorithms import self_learning as score_table
-from calque.algorithms.self_learning import ScoreTable
+from calque.algorithms.self_learning import SimilarityTable
 
 sizes = st.integers(1, 40)
 seeds = st.integers(0, 1000)
@@ -29,9 +29,9 @@ def _small_blocks() -> None:
         yield
 
 
-def make(n_src: int, n_tgt: int, kept: bool, seed: int) -> tuple[ScoreTable, Tensor]:
+def make(n_src: int, n_tgt: int, kept: bool, seed: int) -> tuple[SimilarityTable, Tensor]:
     src, tgt = draw(n_src, 5, seed=seed), draw(n_tgt, 5, seed=seed + 1)
-    table = ScoreTable(n_src, n_tgt, src, kept_bytes=1 << 20 if kept else 0)
+    table = SimilarityTable(n_src, n_tgt, src, kept_bytes=1 << 20 if kept else 0)
     assert (table.scores is not None) == kept
     table.fill(src, tgt)
     return table, src @ tgt.mT

@@ -16,21 +16,21 @@ from torch import Tensor
 from calque.algorithms import self_learning
 from calque.algorithms import self_learning as score_table
 from calque.algorithms.nearest import csls_scores, normalize_rows
-from calque.algorithms.procrustes import Pairs, normalize_space, solve_turn
+from calque.algorithms.procrustes import IndexPairs, normalize_space, solve_rotation
 from calque.algorithms.self_learning import (
-    LearningSettings,
+    LearningRound,
     Matcher,
     Matches,
-    Round,
-    ScoreTable,
-    learn,
-    refine,
-    start_from_nothing,
+    SelfLearningSettings,
+    SimilarityTable,
+    refine_map,
+    self_learn,
+    unsupervised_seed,
 )
 from calque.errors import InputError
 
 seeds = st.integers(0, 1000)
-FEW = LearningSettings(patience=5, n_neighbors=5)
+FEW = SelfLearningSettings(patience=5, n_neighbors=5)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -69,8 +69,8 @@ def precision(src: Tensor, tgt: Tensor, W: Tensor) -> float:
     return float((found == meaning(len(src))).float().mean())
 
 
-def seed_pairs(n_pairs: int, n_words: int = 600) -> Pairs:
-    return Pairs(torch.arange(n_pairs), meaning(n_words)[:n_pairs])
+def seed_pairs(n_pairs: int, n_words: int = 600) -> IndexPairs:
+    return IndexPairs(torch.arange(n_pairs), meaning(n_words)[:n_pairs])
 
 
 # Matching.
@@ -81,7 +81,7 @@ def test_matches_are_the_dense_formulas(n_src: int, n_tgt: int, seed: int) -> No
     src = normalize_rows(draw(n_src, 6, seed=seed))
     tgt = normalize_rows(draw(n_tgt, 6, seed=seed + 1))
     W = rotation(6, seed + 2)
-    found = Matcher(src, tgt, LearningSettings(n_neighbors=2)).match(W)
+    found = Matcher(src, tgt, SelfLearningSettings(n_neighbors=2)).match(W)
     similar = src @ W @ tgt.T
     scores = csls_scores(similar, 2)
     own = torch.arange(n_src), torch.arange(n_tgt)
@@ -98,7 +98,7 @@ def test_a_table_too_large_to_keep_gives_the_same(
     monkeypatch.setattr(score_table, "BLOCK", 16)
     monkeypatch.setattr(score_table, "CPU_BLOCK", 8)
     src, tgt = normalize_rows(draw(70, 6)), normalize_rows(draw(50, 6, seed=1))
-    table = ScoreTable(70, 50, src, kept_bytes=kept_bytes)
+    table = SimilarityTable(70, 50, src, kept_bytes=kept_bytes)
     assert (table.scores is None) == (kept_bytes == 0)
     table.fill(src, tgt)
     scores = src @ tgt.T
@@ -143,7 +143,7 @@ def test_dropped_scores_only_leave_the_next_best(
     """Of every word, the match is that of the rank that was drawn, in the order of all scores."""
     src = normalize_rows(draw(n_src, 6, seed=seed).double())
     tgt = normalize_rows(draw(n_tgt, 6, seed=seed + 1).double())
-    matcher = Matcher(src, tgt, LearningSettings(n_neighbors=2))
+    matcher = Matcher(src, tgt, SelfLearningSettings(n_neighbors=2))
     found = matcher.match(torch.eye(6), keep, generator(seed))
     scores = csls_scores(src @ tgt.T, 2)
     source = generator(seed)  # drawn for the source words first, then for the others
@@ -174,7 +174,7 @@ def draw_matches(similar: Tensor, keep: float, n_times: int) -> Tensor:
     """The rank, from 1, of the first source's match by CSLS: often, with scores dropped."""
     n_tgt = similar.shape[1]
     # Rows whose products are the given similarities: tgt is the identity.
-    matcher = Matcher(similar, torch.eye(n_tgt), LearningSettings(n_neighbors=1))
+    matcher = Matcher(similar, torch.eye(n_tgt), SelfLearningSettings(n_neighbors=1))
     order = csls_scores(similar, 1)[0].argsort(descending=True)
     ranks = torch.empty_like(order)
     ranks[order] = torch.arange(1, n_tgt + 1)
@@ -251,7 +251,7 @@ def test_the_root_of_many_words() -> None:
 
 def test_the_unsupervised_start_finds_words_of_a_turned_space() -> None:
     src, tgt = make_pair(noise=0.0)
-    pairs = start_from_nothing(src, tgt, LearningSettings())
+    pairs = unsupervised_seed(src, tgt, SelfLearningSettings())
     right = meaning(600)[pairs.src] == pairs.tgt
     assert float(right.float().mean()) > 0.95
 
@@ -262,7 +262,7 @@ def test_the_unsupervised_start_does_not_depend_on_the_bases(
 ) -> None:
     src, tgt = (normalize_space(draw(n_words, hidden, seed=seed + n).double())[0] for n in (0, 1))
     turned = src @ rotation(hidden, seed + 2).double()
-    one, other = (start_from_nothing(side, tgt, LearningSettings()) for side in (src, turned))
+    one, other = (unsupervised_seed(side, tgt, SelfLearningSettings()) for side in (src, turned))
     assert torch.equal(one.src, other.src)
     assert torch.equal(one.tgt, other.tgt)
 
@@ -278,7 +278,7 @@ def test_a_root_squared_is_the_product(n_words: int, hidden: int, seed: int) -> 
 
 def test_the_unsupervised_start_takes_the_most_frequent_words() -> None:
     src, tgt = make_pair()
-    pairs = start_from_nothing(src, tgt[:300], LearningSettings(n_start_words=200))
+    pairs = unsupervised_seed(src, tgt[:300], SelfLearningSettings(n_start_words=200))
     assert len(pairs) == 400
     assert int(pairs.src.max()) < 200
     assert int(pairs.tgt.max()) < 200
@@ -291,16 +291,16 @@ def test_the_unsupervised_start_takes_the_most_frequent_words() -> None:
 def test_few_pairs_are_enough(noise: float) -> None:
     src, tgt = make_pair(noise=noise)
     start = seed_pairs(15)
-    learned = learn(src, tgt, start, FEW, generator())
-    assert precision(src, tgt, solve_turn(src, tgt, start)) < 0.65
+    learned = self_learn(src, tgt, start, FEW, generator())
+    assert precision(src, tgt, solve_rotation(src, tgt, start)) < 0.65
     assert precision(src, tgt, learned.map) > 0.97
 
 
 def test_nothing_is_enough_for_a_structured_space() -> None:
     src, tgt = make_pair(noise=0.7)
-    start = start_from_nothing(src, tgt, FEW)
+    start = unsupervised_seed(src, tgt, FEW)
     first = float((meaning(600)[start.src] == start.tgt).float().mean())
-    learned = learn(src, tgt, start, FEW, generator())
+    learned = self_learn(src, tgt, start, FEW, generator())
     assert 0.01 < first < 0.5
     assert precision(src, tgt, learned.map) > 0.97
     torch.testing.assert_close(
@@ -311,8 +311,8 @@ def test_nothing_is_enough_for_a_structured_space() -> None:
 def test_scores_are_kept_more_and_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_learning, "fast_dtype", lambda tensor: tensor.dtype)
     src, tgt = make_pair(200)
-    seen: list[Round] = []
-    learned = learn(src, tgt, seed_pairs(40, 200), FEW, generator(), seen.append)
+    seen: list[LearningRound] = []
+    learned = self_learn(src, tgt, seed_pairs(40, 200), FEW, generator(), seen.append)
     assert seen == learned.rounds
     keeps = list(dict.fromkeys(entry.keep for entry in seen))
     assert keeps == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0])
@@ -341,7 +341,7 @@ def test_the_last_rounds_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "fast_dtype", lambda tensor: torch.bfloat16)
     monkeypatch.setattr(self_learning, "Matcher", Spy)
     src, tgt = make_pair(noise=0.7)
-    learned = learn(src, tgt, seed_pairs(15), FEW, generator())
+    learned = self_learn(src, tgt, seed_pairs(15), FEW, generator())
     n_exact = asked.count(False)
     assert asked == [True] * (len(asked) - n_exact) + [False] * n_exact
     assert n_exact >= 2
@@ -352,7 +352,7 @@ def test_the_last_rounds_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_coarse_products_are_nearly_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score_table, "fast_dtype", lambda tensor: torch.bfloat16)
     src, tgt = make_pair(noise=0.7)
-    matcher, W = Matcher(src, tgt, FEW), solve_turn(src, tgt, seed_pairs(600))
+    matcher, W = Matcher(src, tgt, FEW), solve_rotation(src, tgt, seed_pairs(600))
     exact, coarse = matcher.match(W), matcher.match(W, coarse=True)
     assert coarse.objective == pytest.approx(exact.objective, abs=1e-3)
     assert float((coarse.forward == exact.forward).float().mean()) > 0.97
@@ -360,15 +360,15 @@ def test_coarse_products_are_nearly_the_same(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_last_dictionary_is_made_of_all_scores() -> None:
     src, tgt = make_pair(200)
-    learned = learn(src, tgt, seed_pairs(40, 200), FEW, generator())
+    learned = self_learn(src, tgt, seed_pairs(40, 200), FEW, generator())
     assert len(learned.pairs) == 400
     assert learned.rounds[-1].keep == 1.0
-    torch.testing.assert_close(learned.map, solve_turn(src, tgt, learned.pairs))
+    torch.testing.assert_close(learned.map, solve_rotation(src, tgt, learned.pairs))
 
 
 def test_the_seed_decides() -> None:
     src, tgt = make_pair(200)
-    runs = [learn(src, tgt, seed_pairs(20, 200), FEW, generator(seed)) for seed in (1, 1, 2)]
+    runs = [self_learn(src, tgt, seed_pairs(20, 200), FEW, generator(seed)) for seed in (1, 1, 2)]
     assert runs[0].rounds == runs[1].rounds
     assert torch.equal(runs[0].map, runs[1].map)
     assert runs[0].rounds != runs[2].rounds
@@ -376,14 +376,14 @@ def test_the_seed_decides() -> None:
 
 def test_rounds_are_limited() -> None:
     src, tgt = make_pair(100)
-    settings = LearningSettings(max_rounds=3, n_neighbors=5)
-    assert len(learn(src, tgt, seed_pairs(20, 100), settings, generator()).rounds) == 3
+    settings = SelfLearningSettings(max_rounds=3, n_neighbors=5)
+    assert len(self_learn(src, tgt, seed_pairs(20, 100), settings, generator()).rounds) == 3
 
 
 def test_only_frequent_words_are_matched() -> None:
     src, tgt = make_pair(200)
-    settings = LearningSettings(patience=3, n_words=50, n_neighbors=5)
-    learned = learn(src, tgt, seed_pairs(40, 200), settings, generator())
+    settings = SelfLearningSettings(patience=3, n_words=50, n_neighbors=5)
+    learned = self_learn(src, tgt, seed_pairs(40, 200), settings, generator())
     assert len(learned.pairs) == 100
     assert int(torch.cat([learned.pairs.src, learned.pairs.tgt]).max()) < 50
 
@@ -399,8 +399,8 @@ def test_no_words() -> None:
 def test_refinement_improves_on_its_start() -> None:
     src, tgt = make_pair(noise=0.7)
     start = seed_pairs(15)
-    refined = refine(src, tgt, start, FEW)
-    before = precision(src, tgt, solve_turn(src, tgt, start))
+    refined = refine_map(src, tgt, start, FEW)
+    before = precision(src, tgt, solve_rotation(src, tgt, start))
     assert before < 0.4
     assert precision(src, tgt, refined.map) > max(0.97, before)
     assert len(refined.rounds) == 6
@@ -411,5 +411,5 @@ def test_refinement_improves_on_its_start() -> None:
 
 def test_refinement_keeps_a_start_that_is_better() -> None:
     src, tgt = make_pair(100, noise=0.0)
-    refined = refine(src, tgt, seed_pairs(100, 100), FEW, n_rounds=2)
+    refined = refine_map(src, tgt, seed_pairs(100, 100), FEW, n_rounds=2)
     assert precision(src, tgt, refined.map) == 1.0

@@ -12,16 +12,16 @@ from calque.algorithms import nearest as csls_bounds
 from calque.algorithms import nearest as precision
 from calque.algorithms import nearest as similarity
 from calque.algorithms.nearest import (
-    best_in_columns,
-    best_in_rows,
     bound_csls,
-    csls_nearest,
+    compute_hubness,
+    csls_nearest_neighbors,
     csls_scores,
     inverted_softmax_nearest,
-    mean_of_nearest,
-    merge_best,
-    nearest,
+    merge_topk,
+    nearest_neighbors,
     normalize_rows,
+    topk_in_columns,
+    topk_in_rows,
 )
 from calque.errors import InputError
 
@@ -54,10 +54,10 @@ def dense_csls(src: Tensor, tgt: Tensor, k: int) -> Tensor:
 @given(st.integers(1, 30), st.integers(1, 400), st.integers(1, 20), seeds)
 def test_best_are_topks(n_rows: int, n_columns: int, k: int, seed: int) -> None:
     scores, k = draw(n_rows, n_columns, seed=seed), min(k, n_columns)
-    values, places = best_in_rows(scores, k)
+    values, places = topk_in_rows(scores, k)
     torch.testing.assert_close(values, scores.topk(k).values, rtol=0, atol=0)
     torch.testing.assert_close(scores.gather(1, places), values, rtol=0, atol=0)
-    values, places = best_in_columns(scores.T.contiguous(), k)
+    values, places = topk_in_columns(scores.T.contiguous(), k)
     torch.testing.assert_close(values, scores.topk(k).values, rtol=0, atol=0)
     torch.testing.assert_close(scores.gather(1, places), values, rtol=0, atol=0)
 
@@ -66,12 +66,12 @@ def test_best_is_found_wherever_it_stands() -> None:
     """Whatever is left over by equal groups must count as well."""
     for n_columns in range(1, 200):
         scores = torch.eye(n_columns)
-        assert best_in_rows(scores, 1)[1][:, 0].tolist() == list(range(n_columns))
-        assert best_in_columns(scores, 1)[1][:, 0].tolist() == list(range(n_columns))
+        assert topk_in_rows(scores, 1)[1][:, 0].tolist() == list(range(n_columns))
+        assert topk_in_columns(scores, 1)[1][:, 0].tolist() == list(range(n_columns))
 
 
 def test_equal_scores_are_found_once_each() -> None:
-    values, places = best_in_rows(torch.zeros(2, 300), 5)
+    values, places = topk_in_rows(torch.zeros(2, 300), 5)
     assert values.tolist() == [[0.0] * 5] * 2
     assert all(len(set(row)) == 5 for row in places.tolist())
 
@@ -79,7 +79,7 @@ def test_equal_scores_are_found_once_each() -> None:
 def test_minus_infinity_may_be_among_the_best() -> None:
     scores = torch.full((1, 100), -torch.inf)
     scores[0, 7] = 1.0
-    values, places = best_in_rows(scores, 3)
+    values, places = topk_in_rows(scores, 3)
     assert values.tolist() == [[1.0, -torch.inf, -torch.inf]]
     assert places[0, 0] == 7
 
@@ -92,8 +92,8 @@ def test_parts_merged_are_the_whole(
     k = data.draw(st.integers(1, sum(widths)))
     best, start = None, 0
     for part in scores.split(widths, dim=1):
-        values, places = best_in_rows(part, min(k, part.shape[1]))
-        best = merge_best(best, (values, places + start), k)
+        values, places = topk_in_rows(part, min(k, part.shape[1]))
+        best = merge_topk(best, (values, places + start), k)
         start += part.shape[1]
     assert best is not None
     expected = scores.topk(k)
@@ -104,7 +104,7 @@ def test_parts_merged_are_the_whole(
 def test_merge_keeps_the_best_of_both() -> None:
     first = torch.tensor([[0.9, 0.1]]), torch.tensor([[4, 2]])
     second = torch.tensor([[0.5]]), torch.tensor([[7]])
-    values, places = merge_best(first, second, 2)
+    values, places = merge_topk(first, second, 2)
     assert values.tolist() == [[pytest.approx(0.9), 0.5]]
     assert places.tolist() == [[4, 7]]
 
@@ -134,22 +134,22 @@ def test_blocks_are_as_good_as_all_at_once(
     queries, keys = unit(n_queries, seed=seed), unit(n_keys, seed=seed + 1)
     k = min(k, n_keys)
     expected = (queries @ keys.T).topk(k)
-    scores, places = nearest(queries, keys, k, block=block)
+    scores, places = nearest_neighbors(queries, keys, k, block=block)
     torch.testing.assert_close(scores, expected.values)
     torch.testing.assert_close((queries @ keys.T).gather(1, places), expected.values)
-    means = mean_of_nearest(queries, keys, k, block=block)
+    means = compute_hubness(queries, keys, k, block=block)
     torch.testing.assert_close(means, expected.values.mean(dim=1))
 
 
 def test_no_queries() -> None:
-    scores, places = nearest(unit(0), unit(5), 2)
+    scores, places = nearest_neighbors(unit(0), unit(5), 2)
     assert scores.shape == places.shape == (0, 2)
 
 
 @pytest.mark.parametrize("k", [0, 6])
 def test_k_must_fit(k: int) -> None:
     with pytest.raises(InputError, match=f"k={k}, of 5 words .choose k from 1 to 5"):
-        nearest(unit(3), unit(5), k)
+        nearest_neighbors(unit(3), unit(5), k)
 
 
 # CSLS.
@@ -170,7 +170,7 @@ def test_csls_nearest_by_hand() -> None:
     # Cosines 0.8 and 0.6 with the hub; 0.6 and 0.8 with a word near to the second query alone.
     queries = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     keys = torch.tensor([[0.8, 0.6], [0.6, 0.8], [-1.0, 0.0]])
-    scores, places = csls_nearest(queries, keys, k_neighbors=1, k=2)
+    scores, places = csls_nearest_neighbors(queries, keys, k_neighbors=1, k=2)
     assert places.tolist() == [[0, 1], [1, 0]]
     # 2·0.8 − 0.8 − 0.8, 2·0.6 − 0.8 − 0.8
     torch.testing.assert_close(scores, torch.tensor([[0.0, -0.4], [0.0, -0.4]]))
@@ -182,7 +182,7 @@ def test_csls_is_the_dense_formula(n_src: int, n_tgt: int, k: int, seed: int) ->
     expected = dense_csls(src, tgt, k)
     torch.testing.assert_close(csls_scores(src @ tgt.T, k).double(), expected, atol=1e-6, rtol=0)
     for sources in (None, src):
-        scores, places = csls_nearest(src, tgt, k, n_tgt, sources=sources)
+        scores, places = csls_nearest_neighbors(src, tgt, k, n_tgt, sources=sources)
         torch.testing.assert_close(expected.gather(1, places), scores.double(), atol=1e-6, rtol=0)
         assert bool((scores[:, :-1] >= scores[:, 1:]).all())
 
@@ -194,8 +194,8 @@ def test_bounds_miss_nothing(
     queries, keys = unit(n_queries, seed=seed), unit(n_keys, seed=seed + 1)
     expected = csls_scores(queries @ keys.T, 5)
     if order_only:
-        expected = expected + mean_of_nearest(queries, keys, 5)[:, None]
-    scores, places = csls_nearest(queries, keys, 5, k, order_only=order_only)
+        expected = expected + compute_hubness(queries, keys, 5)[:, None]
+    scores, places = csls_nearest_neighbors(queries, keys, 5, k, order_only=order_only)
     torch.testing.assert_close(scores, expected.topk(k).values, atol=2e-6, rtol=0)
     torch.testing.assert_close(expected.gather(1, places), scores, atol=2e-6, rtol=0)
 
@@ -208,7 +208,7 @@ def test_bounds_hold_in_low_precision(monkeypatch: pytest.MonkeyPatch, dtype: to
     keys = normalize_rows(centers.repeat_interleave(2000 // 12 + 1, 0)[:2000] + 0.02 * noise)
     queries = normalize_rows(keys[::20] + 0.01 * draw(100, 20, seed=2))
     exact = queries @ keys.T
-    hubness = mean_of_nearest(keys, queries, 10)
+    hubness = compute_hubness(keys, queries, 10)
     bounds = bound_csls(queries, keys, 10)
     n_groups = bounds.scores.shape[1]
     groups = torch.arange(len(keys)) % n_groups
@@ -217,7 +217,7 @@ def test_bounds_hold_in_low_precision(monkeypatch: pytest.MonkeyPatch, dtype: to
     assert bool((ceilings >= 2 * exact - hubness).all())
     assert bounds.similarities is not None
     assert bool((bounds.similarities[:, groups] + bounds.slack >= exact).all())
-    scores, places = csls_nearest(queries, keys, 10, 3)
+    scores, places = csls_nearest_neighbors(queries, keys, 10, 3)
     expected = csls_scores(exact, 10)
     torch.testing.assert_close(scores, expected.topk(3).values, atol=2e-6, rtol=0)
     torch.testing.assert_close(expected.gather(1, places), scores, atol=2e-6, rtol=0)
@@ -227,7 +227,7 @@ def test_many_queries_take_several_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(similarity, "CSLS_BLOCK", 16)
     queries, keys = unit(70), unit(200, seed=1)
     expected = csls_scores(queries @ keys.T, 10).topk(2)
-    scores, places = csls_nearest(queries, keys, 10, 2)
+    scores, places = csls_nearest_neighbors(queries, keys, 10, 2)
     torch.testing.assert_close(scores, expected.values)
     assert places.tolist() == expected.indices.tolist()
 
@@ -235,7 +235,7 @@ def test_many_queries_take_several_blocks(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_neighborhood_may_be_larger_than_the_queries() -> None:
     sources, keys = unit(80), unit(150, seed=1)
     all_scores = csls_scores(sources @ keys.T, 10)
-    scores, places = csls_nearest(sources[20:25], keys, 10, 4, sources=sources, block=32)
+    scores, places = csls_nearest_neighbors(sources[20:25], keys, 10, 4, sources=sources, block=32)
     torch.testing.assert_close(scores, all_scores[20:25].topk(4).values)
     assert places.tolist() == all_scores[20:25].topk(4).indices.tolist()
 

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calque.errors import InputError
-from calque.io.bitext import languages_of, read_bitext, write_bitext
+from calque.io.bitext import infer_languages, read_bitext, write_bitext
 from calque.io.files import SkippedLines
 from calque.types import SentencePair
 
@@ -226,4 +226,4 @@ def test_pairs_that_would_break_a_file_are_refused(tmp_path, format, src):
     ],
 )
 def test_languages_are_read_off_names(paths, languages):
-    assert languages_of(paths) == languages
+    assert infer_languages(paths) == languages

@@ -20,7 +20,7 @@ from calque.errors import InputError
 from calque.io.files import (
     CHUNK_BYTES,
     SkippedLines,
-    check_target,
+    check_output_file,
     read_chunks,
     read_lines,
     write_atomically,
@@ -271,7 +271,7 @@ def test_ways_to_pack_that_are_not_known_are_refused(tmp_path, suffix):
     with pytest.raises(InputError, match=rf"{suffix} is not written \(use .gz, .xz, .zst or plain"):
         write_atomically(path).__enter__()
     with pytest.raises(InputError, match="is not written"):
-        check_target(path, [])
+        check_output_file(path, [])
     assert not list(tmp_path.iterdir())
     path.write_bytes(b"plain text\n")
     with pytest.raises(InputError, match=f"{suffix} is not read"):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from calque.errors import InputError
 from calque.io.links import (
+    build_links,
     format_links,
     format_pharaoh,
-    make_links,
     read_gold,
     read_links,
     select_pairs,
@@ -27,7 +27,7 @@ PAIRS = [
     ([], ["empty"]),
     (["Wolken-kratzer"], ["sky", "scraper"]),
 ]
-LINKS = make_links([(0, 0, 0), (0, 1, 2), (2, 0, 0), (2, 0, 1)], 3, [0.5, 0.93456, 1, 0])
+LINKS = build_links([(0, 0, 0), (0, 1, 2), (2, 0, 0), (2, 0, 1)], 3, [0.5, 0.93456, 1, 0])
 
 
 def triples(links: Links) -> list[tuple[int, int, int]]:
@@ -65,7 +65,7 @@ def test_json_holds_words_links_and_scores() -> None:
             "links": [[0, 0, 1.0], [0, 1, 0.0]],
         },
     ]
-    (line,) = format_links(make_links([], 1), [(["日本"], ["Japon"])], "jsonl")
+    (line,) = format_links(build_links([], 1), [(["日本"], ["Japon"])], "jsonl")
     assert "日本" in line
 
 
@@ -79,7 +79,7 @@ def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, sets: list[set[tuple[int, int]]]
 ) -> None:
     rows = [(number, i, j) for number, pairs in enumerate(sets) for i, j in sorted(pairs)]
-    links = make_links(rows, len(sets), [k / 16 for k in range(len(rows))])
+    links = build_links(rows, len(sets), [k / 16 for k in range(len(rows))])
     path = tmp_path_factory.mktemp("links") / "links.txt"
     path.write_text("".join(line + "\n" for line in format_pharaoh(links, scores=True)))
     found = read_links(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from calque.errors import InputError
-from calque.io.labelled import find_reviews, read_reviews
+from calque.io.labeled import find_reviews, read_reviews
 
 DATA = Path(__file__).parents[1] / "data"
 

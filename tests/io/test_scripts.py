@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from calque.io.segmentation import COMMON, script_of
+from calque.io.segmentation import COMMON_SCRIPT, find_script
 
 SCRIPTS = [
     "Latin",
@@ -52,7 +52,7 @@ def test_letters_have_the_script_that_unicode_says(script: str) -> None:
         for code in range(0x10000)
         if unicodedata.category(chr(code))[0] == "L" and is_in(chr(code))
     ]
-    wrong = [letter for letter in letters if script_of(letter) != script]
+    wrong = [letter for letter in letters if find_script(letter) != script]
     assert len(letters) > 30
     assert len(wrong) <= 0.01 * len(letters)  # some modifiers are letters of no script by name
 
@@ -60,10 +60,10 @@ def test_letters_have_the_script_that_unicode_says(script: str) -> None:
 @pytest.mark.parametrize(
     ("text", "script"),
     [
-        ("", COMMON),
-        ("1990", COMMON),
-        (" , ", COMMON),
-        ("\u0301", COMMON),
+        ("", COMMON_SCRIPT),
+        ("1990", COMMON_SCRIPT),
+        (" , ", COMMON_SCRIPT),
+        ("\u0301", COMMON_SCRIPT),
         ("e\u0301", "Latin"),
         ("ｆｕｌｌ", "Latin"),
         ("ª", "Latin"),
@@ -73,9 +73,9 @@ def test_letters_have_the_script_that_unicode_says(script: str) -> None:
         ("ा", "Devanagari"),
         ("(да", "Cyrillic"),
         ("한국", "Hangul"),
-        ("\ue000", COMMON),
+        ("\ue000", COMMON_SCRIPT),
         ("\U00020000", "Han"),
     ],
 )
 def test_the_first_letter_decides(text: str, script: str) -> None:
-    assert script_of(text) == script
+    assert find_script(text) == script

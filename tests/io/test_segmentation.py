@@ -11,7 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from calque.errors import InputError, MissingExtra
-from calque.io.segmentation import find_splitter, parse_languages, split_on_spaces, split_words
+from calque.io.segmentation import (
+    get_word_splitter,
+    parse_language_pair,
+    split_on_spaces,
+    split_words,
+)
 
 LANGUAGES = ("de", "en", "fr", "it", "ca", "nl", "he", "hi", "fa", "uk", "tr", "ko", "xx")
 
@@ -65,12 +70,12 @@ def test_marks_stay_with_their_letters() -> None:
 
 def test_codes() -> None:
     assert split_words("l'eau", "fra") == split_words("l'eau", "fr_CA") == ["l'", "eau"]
-    assert parse_languages("de-en") == ("de", "en")
+    assert parse_language_pair("de-en") == ("de", "en")
     for text in ("de", "de-", "german-english", "de_en"):
         with pytest.raises(InputError, match="does not name two languages"):
-            parse_languages(text)
+            parse_language_pair(text)
     with pytest.raises(InputError, match="'jp' is a country"):
-        find_splitter("jp")
+        get_word_splitter("jp")
 
 
 @pytest.mark.parametrize(("code", "name"), [("th", "Thai"), ("khm", "Khmer"), ("my", "Burmese")])
@@ -96,10 +101,10 @@ def test_chinese() -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for package, language in (("jieba", "zho"), ("fugashi", "jpn")):
         monkeypatch.setitem(sys.modules, package, None)
-        find_splitter.cache_clear()
+        get_word_splitter.cache_clear()
         with pytest.raises(MissingExtra, match=rf"{package} is not installed .*calque\[cjk\]"):
-            find_splitter(language)
-    find_splitter.cache_clear()
+            get_word_splitter(language)
+    get_word_splitter.cache_clear()
 
 
 @pytest.mark.parametrize("unit", ["x", "a.", "+-", "a@", "'", "1,", "https://", "a'b-"])

@@ -1,33 +1,33 @@
-"""Sharing work: alone here, with others under torchrun in tests/cli/test_align.py."""
+"""Shards: one process here; several under torchrun are in tests/cli/test_align.py."""
 
 from __future__ import annotations
 
 import pytest
 
 from calque.errors import InputError
-from calque.io.outputs import Shard, StoppedByMain, join_shards
+from calque.io.shards import Shard, StoppedByMainProcess, join_shard_group
 
 
 class PretendShard(Shard):
-    """One of several processes; another may be in trouble."""
+    """One of several processes, of which another may have failed."""
 
-    def agree(self, is_fine: bool = True) -> bool:
-        return is_fine and self.group != "trouble"
+    def all_succeeded(self, success: bool = True) -> bool:
+        return success and self.group != "failed"
 
 
-def refuse() -> None:
+def fail() -> None:
     raise InputError("bad line")
 
 
-def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with join_shards() as shard:
+    with join_shard_group() as shard:
         assert (shard.rank, shard.n_ranks, shard.is_main) == (0, 1, True)
         assert shard.owns(0) and shard.owns(7)
-        assert shard.agree() and not shard.agree(False)
+        assert shard.all_succeeded() and not shard.all_succeeded(False)
         assert shard.run_on_main(lambda: 5) == 5
         with pytest.raises(InputError, match="bad line"):
-            shard.run_on_main(refuse)
+            shard.run_on_main(fail)
 
 
 def test_blocks_belong_to_one_process_each() -> None:
@@ -36,9 +36,9 @@ def test_blocks_belong_to_one_process_each() -> None:
         assert [shard.owns(block) for shard in shards].count(True) == 1
 
 
-def test_the_main_process_works_and_speaks_for_all() -> None:
-    assert PretendShard(1, 2).run_on_main(refuse) is None
+def test_the_main_process_works_and_reports_errors() -> None:
+    assert PretendShard(1, 2).run_on_main(fail) is None
     with pytest.raises(InputError, match="bad line"):
-        PretendShard(0, 2).run_on_main(refuse)
-    with pytest.raises(StoppedByMain):
-        PretendShard(1, 2, "trouble").run_on_main(lambda: 5)
+        PretendShard(0, 2).run_on_main(fail)
+    with pytest.raises(StoppedByMainProcess):
+        PretendShard(1, 2, "failed").run_on_main(lambda: 5)

@@ -6,7 +6,7 @@ from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
 from calque.errors import InputError
-from calque.io.conllu import check_span_tags, count_spans, find_spans
+from calque.io.conllu import check_bio_tags, count_spans, find_spans
 
 NAMES = ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
 SENTENCES = st.lists(
@@ -65,5 +65,5 @@ def test_f1_is_that_of_seqeval(sentences):
 @pytest.mark.parametrize("name", ["NOUN", "B-", "E-LOC", "_"])
 def test_other_tags_are_refused(name):
     with pytest.raises(InputError, match="is not a tag of a span"):
-        check_span_tags(["O", "B-LOC", name])
-    check_span_tags(NAMES)
+        check_bio_tags(["O", "B-LOC", name])
+    check_bio_tags(NAMES)

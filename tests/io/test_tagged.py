@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from calque.errors import InputError
-from calque.io.conllu import TaggedSentence, read_tagged, spread
+from calque.io.conllu import TaggedSentence, read_tagged, sample_evenly
 
 DATA = Path(__file__).parent.parent / "data"
 TAGGED = DATA / "tagged"
@@ -86,6 +86,6 @@ def test_sentences_are_chosen_all_over_the_file():
 def test_spread_keeps_order_and_count():
     for n_items in range(1, 12):
         for n_most in range(1, 14):
-            chosen = spread(range(n_items), n_most)
+            chosen = sample_evenly(range(n_items), n_most)
             assert len(chosen) == min(n_items, n_most)
             assert chosen == sorted(set(chosen))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calque.errors import InputError
-from calque.io.conllu import find_fault, read_conllu, read_trees
+from calque.io.conllu import find_tree_error, read_conllu, read_trees
 from calque.io.files import read_lines
 
 DATA = Path(__file__).parent.parent / "data"
@@ -143,4 +143,4 @@ def test_faults_are_found_as_by_walking_up_from_every_word(heads: list[int]) -> 
         for _ in heads:
             word = heads[word - 1] if word else 0
         is_tree &= word == 0
-    assert (find_fault(heads) is None) == is_tree
+    assert (find_tree_error(heads) is None) == is_tree

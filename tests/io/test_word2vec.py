@@ -16,10 +16,10 @@ from calque.io import word_vectors as word2vec_text
 from calque.io.files import BadLine, SkippedLines
 from calque.io.word_vectors import (
     cut_blocks,
-    make_names,
+    format_words,
+    iterate_vectors,
     parse_block,
     parse_line,
-    scan_vectors,
     write_word2vec,
 )
 
@@ -52,7 +52,7 @@ def read(tmp_path):
     def read_bytes(data: bytes, name: str = "a.vec", skip_bad=None):
         path = tmp_path / name
         path.write_bytes(data)
-        blocks = list(scan_vectors(path, skip_bad))
+        blocks = list(iterate_vectors(path, skip_bad))
         words = [word for block in blocks for word in block.words]
         return words, [row for block in blocks for row in block.matrix.tolist()]
 
@@ -242,7 +242,7 @@ def test_no_bytes_do_harm(tmp_path_factory, data, start):
     path = tmp_path_factory.mktemp("any") / "a.vec"
     path.write_bytes(start + data)
     try:
-        blocks = list(scan_vectors(path))
+        blocks = list(iterate_vectors(path))
     except InputError:
         return
     assert all(np.isfinite(block.matrix).all() for block in blocks)
@@ -271,7 +271,7 @@ def test_what_is_written_is_read_back(tmp_path, suffix, n_words):
     words = [f"wört{k}" for k in range(n_words)]
     matrix = np.random.default_rng(0).standard_normal((n_words, 30), dtype=np.float32)
     write_word2vec(path, words, matrix)
-    blocks = list(scan_vectors(path))
+    blocks = list(iterate_vectors(path))
     read = np.concatenate([block.matrix for block in blocks])
     assert [word for block in blocks for word in block.words] == words
     np.testing.assert_allclose(read, matrix, rtol=5.01e-6)
@@ -282,7 +282,7 @@ def test_what_is_written_is_read_back(tmp_path, suffix, n_words):
 
 def test_vecmap_and_muse_read_what_is_written(tmp_path):
     path = tmp_path / "a.vec"
-    write_word2vec(path, make_names(["New York", "猫"]), np.float32([[0.5, 1], [2, -1e-9]]))
+    write_word2vec(path, format_words(["New York", "猫"]), np.float32([[0.5, 1], [2, -1e-9]]))
     with open(path, encoding="utf-8", newline="\n") as stream:  # as both do it
         n_words, dimension = map(int, stream.readline().split())
         entries = [stream.readline().rstrip().split(" ", 1) for _ in range(n_words)]
@@ -295,12 +295,12 @@ def test_vecmap_and_muse_read_what_is_written(tmp_path):
 @pytest.mark.parametrize("word", ["", "a\nb", "a\tb", "a\rb", "a\0b", "\ud800"])
 def test_what_is_no_word_is_not_written(word):
     with pytest.raises(InputError, match="cannot be written"):
-        make_names(["fine", word])
+        format_words(["fine", word])
 
 
 def test_words_that_would_become_equal_are_not_written():
     with pytest.raises(InputError, match="comes twice"):
-        make_names(["a b", "a\xa0b"])
+        format_words(["a b", "a\xa0b"])
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -316,5 +316,5 @@ def test_no_file_with_vectors_that_are_not_finite(tmp_path, binary):
 def test_standard_input(monkeypatch):
     piped = io.BufferedReader(io.BytesIO(gzip.compress(b"a 1 2\n")))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(piped))
-    (block,) = scan_vectors("-")
+    (block,) = iterate_vectors("-")
     assert (block.words, block.matrix.tolist()) == (["a"], [[1, 2]])

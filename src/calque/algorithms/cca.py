@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class RigidFit:
+class SimilarityTransform:
     """Takes a row x to (x − center) · matrix + shift."""
 
     center: Float[Tensor, "src_width"]
@@ -73,13 +73,13 @@ def deep_cca_loss(
 ) -> Float[Tensor, ""]:
     """Give minus the sum of the `k` largest canonical correlations, by default of all.
 
-    The arguments are those of `correlate`.
+    The arguments are those of `whitened_cross_covariance`.
 
     >>> x = torch.tensor([[0.0], [1.0], [2.0]])
     >>> round(deep_cca_loss(x, -3 * x, ridges=(0, 0)).item(), 6)
     -1.0
     """
-    table = correlate(src, tgt, weights, ridges=ridges, relative=relative)
+    table = whitened_cross_covariance(src, tgt, weights, ridges=ridges, relative=relative)
     return -sum_singular_values(table, k).to(torch.promote_types(src.dtype, torch.float32))
 
 
@@ -93,12 +93,12 @@ def canonical_correlations(
 ) -> Float[Tensor, "correlations"]:
     """Give all canonical correlations, the largest first, without gradient."""
     with torch.no_grad():
-        table = correlate(src, tgt, weights, ridges=ridges, relative=relative)
+        table = whitened_cross_covariance(src, tgt, weights, ridges=ridges, relative=relative)
         correlations: Tensor = torch.linalg.svdvals(table)
     return correlations
 
 
-def correlate(
+def whitened_cross_covariance(
     src: Float[Tensor, "rows src_width"],
     tgt: Float[Tensor, "rows tgt_width"],
     weights: Float[Tensor, "rows"] | None = None,

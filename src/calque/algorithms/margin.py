@@ -120,7 +120,7 @@ def _use_once(pairs: MinedPairs) -> MinedPairs:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ThresholdScore:
     """Keep what scores at least `threshold`: so many pairs, so many of them among the gold ones."""
 
     threshold: float
@@ -145,7 +145,9 @@ class Cut:
         return 2 * self.n_hits / total if total else 0.0
 
 
-def choose_cut(scores: npt.NDArray[np.float32], is_gold: npt.NDArray[np.bool_], n_gold: int) -> Cut:
+def find_best_threshold(
+    scores: npt.NDArray[np.float32], is_gold: npt.NDArray[np.bool_], n_gold: int
+) -> ThresholdScore:
     """Find the threshold of the best F1; of equals, the one that keeps fewest.
 
     It lies midway between the last pair kept and the next. Where no pair is gold, nothing is kept.
@@ -159,8 +161,8 @@ def choose_cut(scores: npt.NDArray[np.float32], is_gold: npt.NDArray[np.bool_], 
     # Pairs of one score stay together.
     ends = np.flatnonzero(np.append(ranked[1:] < ranked[:-1], [True] * bool(len(ranked))))
     if not len(ends) or not hits[-1]:
-        return Cut(np.inf, 0, 0, n_gold)
+        return ThresholdScore(np.inf, 0, 0, n_gold)
     f1 = 2 * hits[ends] / (ends + 1 + n_gold)
     end = int(ends[f1.argmax()])
     after = ranked[end + 1] if end + 1 < len(ranked) else ranked[end]
-    return Cut(float((ranked[end] + after) / 2), end + 1, int(hits[end]), n_gold)
+    return ThresholdScore(float((ranked[end] + after) / 2), end + 1, int(hits[end]), n_gold)

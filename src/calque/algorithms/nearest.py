@@ -97,7 +97,7 @@ def _cpu_has_it() -> bool:
 VECTOR = 32
 
 
-def best_in_rows(
+def topk_in_rows(
     scores: Float[Tensor, "rows columns"], k: int
 ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
     """Find the k highest scores of each row and their columns, the highest first.
@@ -117,7 +117,7 @@ def best_in_rows(
     return _best_of_groups(scores, maxima, k, size)
 
 
-def best_in_columns(
+def topk_in_columns(
     scores: Float[Tensor, "rows columns"], k: int
 ) -> tuple[Float[Tensor, "columns k"], Int[Tensor, "columns k"]]:
     """Find the k highest scores of each column and their rows, the highest first."""
@@ -130,7 +130,7 @@ def best_in_columns(
     return _best_of_groups(scores.mT, maxima.mT.contiguous(), k, size)
 
 
-def merge_best(
+def merge_topk(
     old: tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]] | None,
     new: tuple[Float[Tensor, "rows more"], Int[Tensor, "rows more"]],
     k: int,
@@ -242,7 +242,7 @@ def look_at(
     total = ceilings.shape[1]
     ceiling = ceilings.new_full((len(queries),), -torch.inf)
     if n_groups < total:
-        values, groups = best_in_rows(ceilings, n_groups + 1)
+        values, groups = topk_in_rows(ceilings, n_groups + 1)
         ceiling, groups = values[:, -1], groups[:, :-1]
     else:
         groups = torch.arange(total, device=ceilings.device).expand(len(queries), -1)
@@ -305,7 +305,7 @@ def normalize_rows(matrix: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows 
     return matrix / torch.where(lengths > 0, lengths, 1.0)
 
 
-def nearest(
+def nearest_neighbors(
     queries: Float[Tensor, "queries hidden"],
     keys: Float[Tensor, "keys hidden"],
     k: int,
@@ -321,7 +321,7 @@ def nearest(
     return _nearest(queries, keys, k, None, block)
 
 
-def mean_of_nearest(
+def compute_hubness(
     queries: Float[Tensor, "queries hidden"],
     keys: Float[Tensor, "keys hidden"],
     k: int = 10,
@@ -329,7 +329,7 @@ def mean_of_nearest(
     block: int = BLOCK_SIMILARITY,
 ) -> Float[Tensor, "queries"]:
     """Give each query's mean score with its k nearest keys: how much of a hub it is, CSLS's r."""
-    return nearest(queries, keys, k, block=block)[0].mean(dim=1)
+    return nearest_neighbors(queries, keys, k, block=block)[0].mean(dim=1)
 
 
 def csls_scores(similarity: Float[Tensor, "src tgt"], k: int = 10) -> Float[Tensor, "src tgt"]:
@@ -341,12 +341,12 @@ def csls_scores(similarity: Float[Tensor, "src tgt"], k: int = 10) -> Float[Tens
     [[0.0, -2.0], [-2.0, 0.0]]
     """
     _check_k(k, min(similarity.shape))
-    src_hubness = best_in_rows(similarity, k)[0].mean(dim=1)
-    tgt_hubness = best_in_columns(similarity, k)[0].mean(dim=1)
+    src_hubness = topk_in_rows(similarity, k)[0].mean(dim=1)
+    tgt_hubness = topk_in_columns(similarity, k)[0].mean(dim=1)
     return 2 * similarity - src_hubness[:, None] - tgt_hubness
 
 
-def csls_nearest(
+def csls_nearest_neighbors(
     queries: Float[Tensor, "queries hidden"],
     keys: Float[Tensor, "keys hidden"],
     k_neighbors: int = 10,
@@ -368,10 +368,10 @@ def csls_nearest(
     _check_k(k_neighbors, min(len(keys), len(others)))
     if sources is None:
         return _csls_among_queries(queries, keys, k_neighbors, k, order_only)
-    hubness = mean_of_nearest(keys, sources, k_neighbors, block=block)
+    hubness = compute_hubness(keys, sources, k_neighbors, block=block)
     scores, places = _nearest(2 * queries, keys, k, hubness, block)
     if not order_only:
-        scores -= mean_of_nearest(queries, keys, k_neighbors, block=block)[:, None]
+        scores -= compute_hubness(queries, keys, k_neighbors, block=block)[:, None]
     return scores, places
 
 
@@ -455,14 +455,14 @@ def _weigh(
     upper = 2 * seen.similarities - (bounds.floors[members] - bounds.slack)
     ceiling = seen.ceiling + 3 * bounds.slack
     if n_weighed < upper.shape[1]:
-        values, order = best_in_rows(upper, n_weighed + 1)
+        values, order = topk_in_rows(upper, n_weighed + 1)
         ceiling, order = torch.maximum(ceiling, values[:, -1]), order[:, :-1]
         members, similarities = members.gather(1, order), seen.similarities.gather(1, order)
     else:
         similarities = seen.similarities
     distinct, place = torch.unique(members, return_inverse=True)
-    hubness = mean_of_nearest(keys[distinct], sources, k_neighbors)
-    best, order = best_in_rows(2 * similarities - hubness[place], k)
+    hubness = compute_hubness(keys[distinct], sources, k_neighbors)
+    best, order = topk_in_rows(2 * similarities - hubness[place], k)
     return best, members.gather(1, order), ceiling
 
 
@@ -478,7 +478,7 @@ def _query_hubness(
     rows, n_seen = torch.arange(len(queries), device=queries.device), k + 6
     while len(rows):
         seen = look_at(queries[rows], keys, ceilings[rows], n_seen)
-        best = best_in_rows(seen.similarities, k)[0]
+        best = topk_in_rows(seen.similarities, k)[0]
         hubness[rows] = best.mean(dim=1, keepdim=True)
         rows = rows[best[:, -1] < seen.ceiling + slack]
         n_seen *= 4
@@ -508,8 +508,8 @@ def _nearest(
             start = number * block
             if penalties is not None:
                 scores -= penalties[start : start + block]
-            values, places = best_in_rows(scores, min(k, scores.shape[1]))
-            best = merge_best(best, (values, places + start), k)
+            values, places = topk_in_rows(scores, min(k, scores.shape[1]))
+            best = merge_topk(best, (values, places + start), k)
         if best is not None:
             found.append(best)
     if not found:
@@ -535,7 +535,7 @@ class Rows(Protocol):
     def __getitem__(self, part: slice, /) -> Tensor: ...
 
 
-def nearest_both_ways(
+def nearest_neighbors_both_ways(
     src: Float[Tensor, "src hidden"] | Rows,
     tgt: Float[Tensor, "tgt hidden"] | Rows,
     k_src: int,
@@ -567,12 +567,12 @@ def nearest_both_ways(
         for number, (first, other) in enumerate(_blocks(tgt, block)):
             scores = (scale * part) @ other.mT
             own = _subtract(scores, tgt_penalties, first, dim=1)
-            values, places = best_in_rows(own, min(k_src, len(other)))
-            best = merge_best(best, (values, places + first), k_src)
+            values, places = topk_in_rows(own, min(k_src, len(other)))
+            best = merge_topk(best, (values, places + first), k_src)
             if k_tgt:
                 own = _subtract(scores, src_penalties, start, dim=0)
-                values, places = best_in_columns(own, min(k_tgt, len(part)))
-                columns[number] = merge_best(columns[number], (values, places + start), k_tgt)
+                values, places = topk_in_columns(own, min(k_tgt, len(part)))
+                columns[number] = merge_topk(columns[number], (values, places + start), k_tgt)
         if best is not None:
             rows.append(best)
         if on_rows is not None:
@@ -580,7 +580,7 @@ def nearest_both_ways(
     return _join(rows, src, k_src), _join([best for best in columns if best], tgt, k_tgt)
 
 
-def log_sums_both_ways(
+def log_sum_exp_both_ways(
     src: Float[Tensor, "src hidden"],
     tgt: Float[Tensor, "tgt hidden"],
     scale: float = 1.0,
@@ -624,7 +624,7 @@ def _join(parts: list[Best], words: Rows, k: int) -> Best:
     return scores, places
 
 
-EXACT = "exact"
+EXACT_INDEX = "exact"
 # Products of two such blocks take 64 MiB; on a GPU larger ones keep it busy.
 BLOCK_NEIGHBORS = {"cpu": 4096, "cuda": 16384}
 SAMPLES_A_CENTER, MAX_SAMPLES = 64, 1 << 20
@@ -660,7 +660,7 @@ def find_neighbors(
     tgt: UnitRows,
     k: int = 4,
     *,
-    index: str = EXACT,
+    index: str = EXACT_INDEX,
     probes: int = 16,
     on_rows: Callable[[int], None] | None = None,
 ) -> Neighbors:
@@ -674,14 +674,14 @@ def find_neighbors(
             f"k={k}, of {len(src):,} and {len(tgt):,} sentences",
             fix=f"choose k from 1 to {max(1, min(len(src), len(tgt))):,}",
         )
-    if index != EXACT:
+    if index != EXACT_INDEX:
         forward = _search(src, tgt, k, index, probes, on_rows)
         backward = _search(tgt, src, k, index, probes, on_rows)
         return Neighbors(*forward, *backward)
     share = 1 + len(tgt) / len(src)
     tell = None if on_rows is None else lambda n_rows: on_rows(round(n_rows * share))
     block = BLOCK_NEIGHBORS.get(src.device.type, BLOCK_NEIGHBORS["cpu"])
-    found = nearest_both_ways(src, tgt, k, k, block=block, on_rows=tell)
+    found = nearest_neighbors_both_ways(src, tgt, k, k, block=block, on_rows=tell)
     (src_cosines, src_places), (tgt_cosines, tgt_places) = found
     arrays = (src_cosines, src_places, tgt_cosines, tgt_places)
     return Neighbors(*(array.cpu().numpy() for array in arrays))
@@ -707,9 +707,9 @@ def _search(
     return np.concatenate(cosines), np.concatenate(places)
 
 
-def check_index(description: str, width: int) -> None:
+def check_faiss_index(description: str, width: int) -> None:
     """Refuse an index that cannot be made for vectors of a width, or for want of FAISS."""
-    if description != EXACT:
+    if description != EXACT_INDEX:
         _make(description, width)
 
 
@@ -721,7 +721,7 @@ def _make(description: str, width: int) -> Any:
     try:
         return faiss.index_factory(width, description, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        fix = f"try {EXACT}, or what FAISS's index_factory knows, such as IVF1024,Flat"
+        fix = f"try {EXACT_INDEX}, or what FAISS's index_factory knows, such as IVF1024,Flat"
         problem = f"no index is called {description!r}, or not for vectors of {width} numbers"
         raise InputError(problem, fix=fix) from error
 

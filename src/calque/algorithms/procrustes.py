@@ -41,7 +41,7 @@ N_GROWING, N_CONVERGING = 16, 7
 TOLERANCE = 1e-9
 
 
-def find_polar(
+def polar_factor(
     matrix: Float[Tensor, "hidden hidden"],
 ) -> Float[Tensor, "hidden hidden"] | None:
     """Give U Vᵀ for U S Vᵀ, or None where it is not found: some S are 0 or 10⁸ times another.
@@ -249,15 +249,15 @@ def _complete(
     return maps
 
 
-Step: TypeAlias = Literal["unit", "center"]
-STEPS: tuple[Step, ...] = ("unit", "center", "unit")
+NormalizationStep: TypeAlias = Literal["unit", "center"]
+NORMALIZATION_STEPS: tuple[NormalizationStep, ...] = ("unit", "center", "unit")
 BLOCK = 16_384
 N_CHECKED = 1000
 TOLERANCE_MAPPING = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class IndexPairs:
     """Rows of two spaces that mean the same; `tgt` are rows of the pivot where there is one."""
 
     src: Int[Tensor, "pairs"]
@@ -291,7 +291,7 @@ class JointMaps:
 
 
 def normalize_space(
-    matrix: Float[Tensor, "words hidden"], steps: Sequence[Step] = STEPS
+    matrix: Float[Tensor, "words hidden"], steps: Sequence[NormalizationStep] = NORMALIZATION_STEPS
 ) -> tuple[Float[Tensor, "words hidden"], Float[Tensor, "hidden"]]:
     """Scale rows to length one and subtract their mean, step by step; give the mean as well.
 
@@ -317,7 +317,7 @@ def normalize_space(
 
 
 def collect_moments(
-    src: Float[Tensor, "src hidden"], tgt: Float[Tensor, "tgt hidden"], pairs: Pairs
+    src: Float[Tensor, "src hidden"], tgt: Float[Tensor, "tgt hidden"], pairs: IndexPairs
 ) -> PairMoments:
     """Sum up a language's pairs with the pivot, block by block."""
     hidden = src.shape[1]
@@ -337,16 +337,16 @@ def solve_orthogonal(moments: PairMoments) -> Float[Tensor, "hidden hidden"]:
     return solve_procrustes(moments.cross)
 
 
-def solve_turn(
-    src: Float[Tensor, "src hidden"], tgt: Float[Tensor, "tgt hidden"], pairs: Pairs
+def solve_rotation(
+    src: Float[Tensor, "src hidden"], tgt: Float[Tensor, "tgt hidden"], pairs: IndexPairs
 ) -> Float[Tensor, "hidden hidden"]:
     """Find the same from the pairs themselves, summed in their precision: for round after round."""
     cross = (src[pairs.src].mT @ tgt[pairs.tgt]).double()
-    polar = None if cross.device.type == "cpu" else find_polar(cross)
+    polar = None if cross.device.type == "cpu" else polar_factor(cross)
     return solve_procrustes(cross.cpu()).to(src.device) if polar is None else polar
 
 
-def solve_joint(moments: Sequence[PairMoments], reweight: float = 0.5) -> JointMaps:
+def solve_joint_maps(moments: Sequence[PairMoments], reweight: float = 0.5) -> JointMaps:
     """Find maps of all languages into one space: whiten, turn, re-weight, de-whiten.
 
     With x whitened by A, the pivot by B, and Q the best turn of x to the pivot, Qᵀ Aᵀ(xᵀz)B is

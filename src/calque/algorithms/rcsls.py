@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from calque.algorithms.nearest import nearest
-from calque.algorithms.procrustes import Pairs, solve_turn
+from calque.algorithms.nearest import nearest_neighbors
+from calque.algorithms.procrustes import IndexPairs, solve_rotation
 from calque.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class RcslsFit:
 def fit_rcsls(
     src: Float[Tensor, "src hidden"],
     tgt: Float[Tensor, "tgt hidden"],
-    pairs: Pairs,
+    pairs: IndexPairs,
     settings: RcslsSettings,
     on_round: Callable[[float], None] = lambda _: None,
 ) -> RcslsFit:
@@ -62,12 +62,12 @@ def fit_rcsls(
     """
     if len(pairs) == 0:
         raise InputError("no pairs to learn from", fix="give a dictionary of words that are there")
-    W = solve_turn(src, tgt, pairs).to(src)
-    loss, gradient = relax_csls(src, tgt, pairs, W, settings)
+    W = solve_rotation(src, tgt, pairs).to(src)
+    loss, gradient = rcsls_loss_and_gradient(src, tgt, pairs, W, settings)
     losses, rate = [loss], settings.rate
     while len(losses) <= settings.n_rounds and rate >= settings.least_rate:
         step = _project(W - rate * gradient, settings.constraint)
-        new_loss, new_gradient = relax_csls(src, tgt, pairs, step, settings)
+        new_loss, new_gradient = rcsls_loss_and_gradient(src, tgt, pairs, step, settings)
         if new_loss < loss:
             W, loss, gradient = step, new_loss, new_gradient
             losses.append(loss)
@@ -77,10 +77,10 @@ def fit_rcsls(
     return RcslsFit(W, losses)
 
 
-def relax_csls(
+def rcsls_loss_and_gradient(
     src: Float[Tensor, "src hidden"],
     tgt: Float[Tensor, "tgt hidden"],
-    pairs: Pairs,
+    pairs: IndexPairs,
     W: Float[Tensor, "hidden hidden"],
     settings: RcslsSettings,
 ) -> tuple[float, Float[Tensor, "hidden hidden"]]:
@@ -94,8 +94,8 @@ def relax_csls(
     others = tgt[: settings.n_words]
     src_words = src[: settings.n_words]
     k = min(settings.n_neighbors, len(others), len(src_words))
-    near_x, rows = nearest(mapped, others, k)
-    near_y, columns = nearest(y, src_words @ W, k)
+    near_x, rows = nearest_neighbors(mapped, others, k)
+    near_y, columns = nearest_neighbors(y, src_words @ W, k)
     loss = -2 * (mapped * y).sum() + near_x.mean(dim=1).sum() + near_y.mean(dim=1).sum()
     gradient = x.mT @ (_mean_rows(others, rows) - 2 * y) + _mean_rows(src_words, columns).mT @ y
     return float(loss) / len(pairs), gradient / len(pairs)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from calque.algorithms.nearest import best_in_columns, best_in_rows, csls_scores, fast_dtype
-from calque.algorithms.procrustes import Pairs, normalize_space, solve_turn
+from calque.algorithms.nearest import csls_scores, fast_dtype, topk_in_columns, topk_in_rows
+from calque.algorithms.procrustes import IndexPairs, normalize_space, solve_rotation
 from calque.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ KEPT_BYTES = 2 << 30
 CPU_BLOCK, GPU_BLOCK, BLOCK = 64, 4096, 1024
 
 
-class ScoreTable:
+class SimilarityTable:
     """Products of all source words with all target words, one table after the other.
 
     20,000 × 20,000 of them are 1.6 GB: less work than to multiply anew for each of four uses, and
@@ -69,8 +69,8 @@ class ScoreTable:
     def best(self, k: int) -> tuple[Float[Tensor, "src k"], Float[Tensor, "tgt k"]]:
         """Give the k highest scores of every source word and of every target word."""
         n_src, n_tgt = self.shape
-        rows = [best_in_rows(self._rows(own), k)[0] for own in _blocks(n_src, self.block)]
-        columns = [best_in_columns(self._columns(own), k)[0] for own in _blocks(n_tgt, BLOCK)]
+        rows = [topk_in_rows(self._rows(own), k)[0] for own in _blocks(n_src, self.block)]
+        columns = [topk_in_columns(self._columns(own), k)[0] for own in _blocks(n_tgt, BLOCK)]
         return torch.cat(rows), torch.cat(columns)
 
     def ranked_targets(
@@ -83,7 +83,7 @@ class ScoreTable:
         found = []
         for own, k in self._ranked_blocks(ranks, self.shape[1]):
             scores = self._subtract(self._rows(own), penalties)
-            found.append(_pick(best_in_rows(scores, k)[1], ranks[own]))
+            found.append(_pick(topk_in_rows(scores, k)[1], ranks[own]))
         return torch.cat(found)
 
     def ranked_sources(
@@ -93,7 +93,7 @@ class ScoreTable:
         found = []
         for own, k in self._ranked_blocks(ranks, self.shape[0]):
             scores = self._subtract(self._columns(own), penalties[:, None])
-            found.append(_pick(best_in_columns(scores, k)[1], ranks[own]))
+            found.append(_pick(topk_in_columns(scores, k)[1], ranks[own]))
         return torch.cat(found)
 
     def _ranked_blocks(
@@ -126,7 +126,7 @@ def _blocks(n_words: int, size: int) -> Iterator[slice]:
 
 
 @dataclass(frozen=True, slots=True)
-class LearningSettings:
+class SelfLearningSettings:
     """How words are matched again and again; the defaults are VecMap's."""
 
     n_words: int = 20_000
@@ -140,7 +140,7 @@ class LearningSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class LearningRound:
     """One round of learning: how many scores were kept, and how near words are to each other."""
 
     number: int
@@ -152,9 +152,9 @@ class Round:
 class Learned:
     """The last dictionary, the orthogonal map it gives, and the rounds it took."""
 
-    pairs: Pairs
+    pairs: IndexPairs
     map: Float[Tensor, "hidden hidden"]
-    rounds: list[Round]
+    rounds: list[LearningRound]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,31 +168,31 @@ class Matches:
     backward: Int[Tensor, "tgt"]
     objective: float
 
-    def union(self) -> Pairs:
+    def union(self) -> IndexPairs:
         """Put both directions together; what both found counts twice."""
         n_src, n_tgt = (torch.arange(len(way), device=way.device) for way in self._ways())
         src, tgt = torch.cat([n_src, self.backward]), torch.cat([self.forward, n_tgt])
         found = (src >= 0) & (tgt >= 0)
-        return Pairs(src[found], tgt[found])
+        return IndexPairs(src[found], tgt[found])
 
-    def mutual(self) -> Pairs:
+    def mutual(self) -> IndexPairs:
         """Keep what both directions found."""
         src = torch.arange(len(self.forward), device=self.forward.device)
         known = self.forward.clamp(min=0)
         both = (self.forward >= 0) & (self.backward[known] == src)
-        return Pairs(src[both], self.forward[both])
+        return IndexPairs(src[both], self.forward[both])
 
     def _ways(self) -> tuple[Tensor, Tensor]:
         return self.forward, self.backward
 
 
-def learn(
+def self_learn(
     src: Float[Tensor, "src hidden"],
     tgt: Float[Tensor, "tgt hidden"],
-    start: Pairs,
-    settings: LearningSettings,
+    start: IndexPairs,
+    settings: SelfLearningSettings,
     generator: torch.Generator,
-    on_round: Callable[[Round], None] = lambda _: None,
+    on_round: Callable[[LearningRound], None] = lambda _: None,
 ) -> Learned:
     """Map and match in turns until nothing improves, dropping fewer and fewer scores.
 
@@ -202,13 +202,13 @@ def learn(
     improves. Spaces must be normalized.
     """
     matcher = Matcher(src, tgt, settings)
-    pairs, rounds = start, list[Round]()
+    pairs, rounds = start, list[LearningRound]()
     keep, best, improved = settings.first_keep, float("-inf"), 0
     coarse, patience = matcher.is_faster_coarse, settings.patience
     while True:
         number = len(rounds) + 1
         is_stuck, is_last = number - improved > patience, number > settings.max_rounds
-        W = solve_turn(src, tgt, pairs)
+        W = solve_rotation(src, tgt, pairs)
         if is_last or (is_stuck and keep >= 1 and not coarse):
             return Learned(pairs, W, rounds)
         if is_stuck and keep >= 1:
@@ -217,19 +217,19 @@ def learn(
             keep, improved = min(1.0, settings.keep_growth * keep), number
         found = matcher.match(W, keep, generator, coarse=coarse)
         pairs = found.union()
-        rounds.append(Round(number, keep, found.objective))
+        rounds.append(LearningRound(number, keep, found.objective))
         on_round(rounds[-1])
         if found.objective - best >= settings.threshold:
             best, improved = found.objective, number
 
 
-def refine(
+def refine_map(
     src: Float[Tensor, "src hidden"],
     tgt: Float[Tensor, "tgt hidden"],
-    start: Pairs,
-    settings: LearningSettings,
+    start: IndexPairs,
+    settings: SelfLearningSettings,
     n_rounds: int = 5,
-    on_round: Callable[[Round], None] = lambda _: None,
+    on_round: Callable[[LearningRound], None] = lambda _: None,
 ) -> Learned:
     """Map by mutual translations instead, for some rounds; the best by the objective is kept.
 
@@ -237,25 +237,25 @@ def refine(
     the mean similarity of the pairs it would build.
     """
     matcher = Matcher(src, tgt, settings)
-    pairs, rounds = start, list[Round]()
-    best = Learned(start, solve_turn(src, tgt, start), rounds)
+    pairs, rounds = start, list[LearningRound]()
+    best = Learned(start, solve_rotation(src, tgt, start), rounds)
     W, highest = best.map, float("-inf")
     for number in range(1, n_rounds + 2):
         found = matcher.match(W, 1.0)
-        rounds.append(Round(number, 1.0, found.objective))
+        rounds.append(LearningRound(number, 1.0, found.objective))
         on_round(rounds[-1])
         if found.objective > highest:
             best, highest = Learned(pairs, W, rounds), found.objective
         pairs = found.mutual()
-        W = solve_turn(src, tgt, pairs)
+        W = solve_rotation(src, tgt, pairs)
     return best
 
 
-def start_from_nothing(
+def unsupervised_seed(
     src: Float[Tensor, "src hidden"],
     tgt: Float[Tensor, "tgt hidden"],
-    settings: LearningSettings,
-) -> Pairs:
+    settings: SelfLearningSettings,
+) -> IndexPairs:
     """Match words by how similar they are to all others of their language, sorted.
 
     Translations have the same neighbors by number and nearness, whichever they are: the sorted
@@ -275,13 +275,13 @@ class Matcher:
         self,
         src: Float[Tensor, "src hidden"],
         tgt: Float[Tensor, "tgt hidden"],
-        settings: LearningSettings,
+        settings: SelfLearningSettings,
     ) -> None:
         self.src, self.tgt = src[: settings.n_words], tgt[: settings.n_words]
         if len(self.src) == 0 or len(self.tgt) == 0:
             raise InputError("a space without words", fix="give vectors of some words")
         self.k = min(settings.n_neighbors, len(self.src), len(self.tgt))
-        self.table = ScoreTable(len(self.src), len(self.tgt), self.src)
+        self.table = SimilarityTable(len(self.src), len(self.tgt), self.src)
         self.is_faster_coarse = fast_dtype(self.src) != self.src.dtype
 
     def match(

@@ -226,7 +226,7 @@ def select_links(links: Links, kept: Flags) -> Links:
     )
 
 
-def drop_pairs(links: Links, kept: Flags) -> Links:
+def keep_pairs(links: Links, kept: Flags) -> Links:
     """Take the links of some pairs, and number those pairs anew."""
     taken = select_links(links, kept[links.pairs])
     numbers = np.cumsum(kept) - 1

@@ -21,20 +21,20 @@ from typing import Literal, TypeAlias, cast
 
 from calque.errors import InputError
 from calque.io.files import (
-    MAGIC,
+    MAGIC_BYTES,
     BadLine,
     PathLike,
     SkipBad,
+    display_name,
     read_lines,
-    refuse,
+    report_bad_line,
     scan_lines,
-    shown,
     write_atomically,
 )
 from calque.types import SentencePair
 
-Format: TypeAlias = Literal["auto", "tsv", "pipes", "moses"]
-Paths: TypeAlias = PathLike | Sequence[PathLike]
+BitextFormat: TypeAlias = Literal["auto", "tsv", "pipes", "moses"]
+BitextPaths: TypeAlias = PathLike | Sequence[PathLike]
 
 N_LINES_SNIFFED = 1000
 LANGUAGE = r"[a-z]{2,3}(?:_[A-Z][A-Za-z]+)?"
@@ -47,8 +47,8 @@ BREAKING = {  # what a side may not hold, since the reader would cut there
 
 
 def read_bitext(
-    paths: Paths,
-    format: Format = "auto",
+    paths: BitextPaths,
+    format: BitextFormat = "auto",
     *,
     skip_bad: SkipBad | None = None,
     keep_tags: Collection[str] | None = None,
@@ -68,7 +68,9 @@ def read_bitext(
     return _select_tags(pairs, keep_tags, exclude_tags)
 
 
-def write_bitext(paths: Paths, pairs: Iterable[SentencePair], format: Format = "auto") -> int:
+def write_bitext(
+    paths: BitextPaths, pairs: Iterable[SentencePair], format: BitextFormat = "auto"
+) -> int:
     """Write pairs as TSV, or to two paths as Moses files, and count them.
 
     Only TSV keeps the tags.
@@ -88,7 +90,7 @@ def write_bitext(paths: Paths, pairs: Iterable[SentencePair], format: Format = "
     return number
 
 
-def languages_of(paths: Paths) -> tuple[str, str] | None:
+def infer_languages(paths: BitextPaths) -> tuple[str, str] | None:
     """Guess the two languages from names such as `en-de.tsv.xz`, or `news.en` and `news.de`.
 
     >>> languages_of("europarl.en-pt_BR.tsv.gz")
@@ -105,16 +107,18 @@ def languages_of(paths: Paths) -> tuple[str, str] | None:
     return None
 
 
-def _split_paths(paths: Paths) -> tuple[PathLike, ...]:
+def _split_paths(paths: BitextPaths) -> tuple[PathLike, ...]:
     files = (paths,) if isinstance(paths, str | os.PathLike) else tuple(paths)
     if len(files) not in (1, 2):
         raise InputError(f"{len(files)} files cannot make a bitext", fix="give one, or two")
     if len(files) == 2 and os.fspath(files[0]) == os.fspath(files[1]):
-        raise InputError("both sides are the same file", file=shown(files[0]), fix="give two")
+        raise InputError(
+            "both sides are the same file", file=display_name(files[0]), fix="give two"
+        )
     return files
 
 
-def _resolve_format(files: Sequence[PathLike], format: Format) -> Format:
+def _resolve_format(files: Sequence[PathLike], format: BitextFormat) -> BitextFormat:
     if format not in ("auto", "tsv", "pipes", "moses"):
         raise InputError(f"unknown format {format!r}", fix="choose auto, tsv, pipes or moses")
     if format != "auto" and (format == "moses") != (len(files) == 2):
@@ -124,7 +128,7 @@ def _resolve_format(files: Sequence[PathLike], format: Format) -> Format:
 
 def _read_one_file(
     path: PathLike,
-    format: Format,
+    format: BitextFormat,
     skip_bad: SkipBad | None,
     on_wide: Callable[[int], None] | None,
 ) -> Iterator[SentencePair]:
@@ -136,11 +140,11 @@ def _read_one_file(
                 on_wide(number)
             yield pair
         else:
-            refuse(pair, path, number, skip_bad)
+            report_bad_line(pair, path, number, skip_bad)
 
 
 def _choose_parser(
-    lines: Iterator[str | BadLine], format: Format
+    lines: Iterator[str | BadLine], format: BitextFormat
 ) -> tuple[Callable[[str], SentencePair | BadLine], Iterator[str | BadLine]]:
     """Give the parser of a format, sniffed if need be, and the lines still to be parsed."""
     if format != "auto":
@@ -177,13 +181,13 @@ def _read_moses(src: PathLike, tgt: PathLike, skip_bad: SkipBad | None) -> Itera
         elif a is None or b is None:
             n_longer = number + sum(1 for _ in (tgt_lines if a is None else src_lines))
             n_src, n_tgt = (number - 1, n_longer) if a is None else (n_longer, number - 1)
-            problem = f"{n_src} lines, but {shown(tgt)} has {n_tgt}"
+            problem = f"{n_src} lines, but {display_name(tgt)} has {n_tgt}"
             fix = f"line {number} has no counterpart: make the files equally long"
-            raise InputError(problem, file=shown(src), fix=fix)
+            raise InputError(problem, file=display_name(src), fix=fix)
         elif isinstance(a, BadLine):
-            refuse(a, src, number, skip_bad)
+            report_bad_line(a, src, number, skip_bad)
         elif isinstance(b, BadLine):
-            refuse(b, tgt, number, skip_bad)
+            report_bad_line(b, tgt, number, skip_bad)
 
 
 def _select_tags(
@@ -215,7 +219,7 @@ def _name_parts(path: PathLike) -> list[str]:
     """Split a file name at its dots, without the suffix of a compression."""
     name = Path(path).name
     suffix = Path(name).suffix
-    return (name.removesuffix(suffix) if suffix in MAGIC else name).split(".")
+    return (name.removesuffix(suffix) if suffix in MAGIC_BYTES else name).split(".")
 
 
 def read_sentences(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[str]:
@@ -241,25 +245,25 @@ def read_paragraphs(
 BUCC_LINE = re.compile(r"[a-z]{2,3}-[0-9]{9}\t")
 
 
-def has_ids(path: PathLike) -> bool:
+def has_sentence_ids(path: PathLike) -> bool:
     """Tell whether a file names its sentences as BUCC does, `en-000000001 ⇥ sentence`."""
     first = next(scan_lines(path), "")
     return isinstance(first, str) and BUCC_LINE.match(first) is not None
 
 
-def split_id(line: str, path: PathLike, number: int) -> tuple[str, str]:
+def split_sentence_id(line: str, path: PathLike, number: int) -> tuple[str, str]:
     """Part a line into name and sentence."""
     name, tab, sentence = line.partition("\t")
     if not tab or not name.strip():
         fix = "write id TAB sentence on every line"
-        raise InputError("no id before a tab", file=shown(path), line=number, fix=fix)
+        raise InputError("no id before a tab", file=display_name(path), line=number, fix=fix)
     return name.strip(), sentence.strip()
 
 
-def read_identified(path: PathLike) -> Iterator[tuple[str, str]]:
+def read_sentences_with_ids(path: PathLike) -> Iterator[tuple[str, str]]:
     """Read names and sentences."""
     for number, line in enumerate(read_lines(path), start=1):
-        yield split_id(line, path, number)
+        yield split_sentence_id(line, path, number)
 
 
 def read_id_pairs(path: PathLike) -> Iterator[tuple[str, str]]:
@@ -268,5 +272,7 @@ def read_id_pairs(path: PathLike) -> Iterator[tuple[str, str]]:
         columns = [column.strip() for column in line.split("\t")]
         if len(columns) != 2 or not all(columns):
             fix = "write source TAB target on every line"
-            raise InputError(f"not a pair: {line[:40]!r}", file=shown(path), line=number, fix=fix)
+            raise InputError(
+                f"not a pair: {line[:40]!r}", file=display_name(path), line=number, fix=fix
+            )
         yield columns[0], columns[1]

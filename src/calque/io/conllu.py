@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from calque.errors import InputError
-from calque.io.files import MAGIC, PathLike, read_lines, shown
+from calque.io.files import MAGIC_BYTES, PathLike, display_name, read_lines
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -85,15 +85,17 @@ def read_trees(path: PathLike) -> list[ParsedSentence]:
     """Read a treebank whose sentences must all be trees with exactly one root."""
     sentences = list(read_conllu(path))
     if not sentences:
-        raise InputError("holds no sentence", file=shown(path), fix="give a treebank in CoNLL-U")
+        raise InputError(
+            "holds no sentence", file=display_name(path), fix="give a treebank in CoNLL-U"
+        )
     for sentence in sentences:
-        if problem := find_fault(sentence.heads):
+        if problem := find_tree_error(sentence.heads):
             fix = "correct the heads, or leave the sentence out"
             raise _error(f"the sentence {problem}", path, sentence.line, fix)
     return sentences
 
 
-def find_fault(heads: Sequence[int]) -> str | None:
+def find_tree_error(heads: Sequence[int]) -> str | None:
     """Say why heads make no tree, or nothing if they do.
 
     >>> find_fault((2, 0)), find_fault((0, 0)), find_fault((2, 1, 0))
@@ -177,7 +179,7 @@ def _check_heads(words: Sequence[_Word], path: PathLike) -> tuple[int, ...]:
 
 
 def _error(problem: str, path: PathLike, line: int, fix: str) -> InputError:
-    return InputError(problem, file=shown(path), line=line, fix=fix)
+    return InputError(problem, file=display_name(path), line=line, fix=fix)
 
 
 OUTSIDE = "O"
@@ -202,7 +204,7 @@ class SpanCounts:
         return 2 * self.n_right / total if total else 0.0
 
 
-def is_span_tag(name: str) -> bool:
+def is_bio_tag(name: str) -> bool:
     """Tell tags that say where a span begins from others.
 
     >>> [is_span_tag(name) for name in ("O", "B-LOC", "I-LOC", "S-LOC", "B-", "LOC")]
@@ -211,10 +213,10 @@ def is_span_tag(name: str) -> bool:
     return name == OUTSIDE or (name[:2] in ("B-", "I-") and bool(name[2:]))
 
 
-def check_span_tags(names: Sequence[str]) -> None:
+def check_bio_tags(names: Sequence[str]) -> None:
     """Refuse tags that do not say where a span begins."""
     for name in names:
-        if not is_span_tag(name):
+        if not is_bio_tag(name):
             fix = "give tags such as B-LOC, I-LOC and O, or score accuracy"
             raise InputError(f"{name!r} is not a tag of a span", fix=fix)
 
@@ -270,15 +272,19 @@ def read_tagged(path: PathLike, max_sentences: int | None = None) -> list[Tagged
     """
     found = list(_read_upos(path) if is_conllu(path) else _read_columns(path))
     if not found:
-        raise InputError("holds no tagged sentence", file=shown(path), fix="give another file")
-    return spread(found, max_sentences)
+        raise InputError(
+            "holds no tagged sentence", file=display_name(path), fix="give another file"
+        )
+    return sample_evenly(found, max_sentences)
 
 
-def read_names(path: PathLike) -> list[TaggedSentence]:
+def read_entity_tags(path: PathLike) -> list[TaggedSentence]:
     """Read `word ⇥ tag` lines of B-, I- and O tags; another tag is an error that names its line."""
     found = list(_read_columns(path, of_spans=True))
     if not found:
-        raise InputError("holds no tagged sentence", file=shown(path), fix="give another file")
+        raise InputError(
+            "holds no tagged sentence", file=display_name(path), fix="give another file"
+        )
     return found
 
 
@@ -295,10 +301,10 @@ def is_conllu(path: PathLike) -> bool:
     (True, False)
     """
     name = Path(path)
-    return (name.with_suffix("") if name.suffix in MAGIC else name).suffix == ".conllu"
+    return (name.with_suffix("") if name.suffix in MAGIC_BYTES else name).suffix == ".conllu"
 
 
-def spread(items: Sequence[T], n_most: int | None) -> list[T]:
+def sample_evenly(items: Sequence[T], n_most: int | None) -> list[T]:
     """Choose so many items at even distances, or all if there are no more.
 
     >>> spread("abcdefg", 3), spread("ab", 3)
@@ -328,12 +334,15 @@ def _read_columns(path: PathLike, *, of_spans: bool = False) -> Iterator[TaggedS
         if len(columns) != 2 or not all(column.strip() for column in columns):
             fix = "write a word, a tab and its tag"
             raise InputError(
-                f"not a word and its tag: {line[:40]!r}", file=shown(path), line=number, fix=fix
+                f"not a word and its tag: {line[:40]!r}",
+                file=display_name(path),
+                line=number,
+                fix=fix,
             )
-        if of_spans and columns[1] != NO_TAG and not is_span_tag(columns[1]):
+        if of_spans and columns[1] != NO_TAG and not is_bio_tag(columns[1]):
             problem = f"{columns[1]!r} is not a tag of a span"
             fix = "write B-LOC, I-LOC, O and their like"
-            raise InputError(problem, file=shown(path), line=number, fix=fix)
+            raise InputError(problem, file=display_name(path), line=number, fix=fix)
         words.append(columns[0])
         tags.append(columns[1])
     if words:

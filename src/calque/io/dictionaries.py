@@ -11,7 +11,14 @@ from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from calque.errors import InputError
-from calque.io.files import BadLine, PathLike, SkipBad, refuse, scan_lines, write_atomically
+from calque.io.files import (
+    BadLine,
+    PathLike,
+    SkipBad,
+    report_bad_line,
+    scan_lines,
+    write_atomically,
+)
 
 Entry: TypeAlias = tuple[str, str]
 SCORE = re.compile(r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?")
@@ -22,7 +29,7 @@ def read_dictionary(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator
     for number, line in enumerate(scan_lines(path), start=1):
         entry = _parse_entry(line) if isinstance(line, str) else line
         if isinstance(entry, BadLine):
-            refuse(entry, path, number, skip_bad)
+            report_bad_line(entry, path, number, skip_bad)
         else:
             yield entry
 

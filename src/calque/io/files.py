@@ -30,10 +30,10 @@ SkipBad: TypeAlias = Callable[[int, str, str], None]  # line number, reason, tex
 CHUNK_BYTES = 1 << 20
 ZSTD_CHUNK_BYTES = 1 << 10  # one byte may unpack to 32 KiB
 BOM = b"\xef\xbb\xbf"
-MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}
+MAGIC_BYTES = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}
 # Ways to pack that are neither read nor written: plain text under such a name would mislead.
 FOREIGN = frozenset({".bz2", ".lzma", ".lz4", ".7z", ".zip", ".tar", ".tgz"})
-PARTIAL = ".calque-*.partial"  # what a file is called until it is whole
+PARTIAL_NAME = ".calque-*.partial"  # what a file is called until it is whole
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FIXES = {
     errno.ENOENT: "check the path",
@@ -66,7 +66,7 @@ class SkippedLines:
 
     def of(self, path: PathLike) -> SkipBad:
         """Give what notes the bad lines of one file of several: its name before the reason."""
-        return lambda number, reason, text: self(number, f"{shown(path)}: {reason}", text)
+        return lambda number, reason, text: self(number, f"{display_name(path)}: {reason}", text)
 
 
 def read_lines(
@@ -80,7 +80,7 @@ def read_lines(
         if isinstance(line, str):
             yield line
         else:
-            refuse(line, path, number, skip_bad)
+            report_bad_line(line, path, number, skip_bad)
             if blank_bad:
                 yield ""
 
@@ -88,7 +88,7 @@ def read_lines(
 def count_input_lines(path: PathLike, *, skip_bad: bool = False) -> int | None:
     """Return the number of lines of a file, or None for a pipe, which can be read only once.
 
-    Unless `skip_bad`, an invalid line raises InputError, so that it is known before the work starts.
+    Unless `skip_bad`, an invalid line raises InputError, so that it is reported before the work.
     """
     if os.fspath(path) == "-" or (os.path.exists(path) and not os.path.isfile(path)):
         return None
@@ -100,24 +100,24 @@ def scan_lines(path: PathLike) -> Iterator[str | BadLine]:
     return chain.from_iterable(map(_decode_block, _line_blocks(read_chunks(path))))
 
 
-def refuse(bad: BadLine, path: PathLike, number: int, skip_bad: SkipBad | None) -> None:
+def report_bad_line(bad: BadLine, path: PathLike, number: int, skip_bad: SkipBad | None) -> None:
     """Hand a bad line to `skip_bad`, or raise the error that names it."""
     if skip_bad is None:
-        raise InputError(bad.reason, file=shown(path), line=number, fix=bad.fix)
+        raise InputError(bad.reason, file=display_name(path), line=number, fix=bad.fix)
     skip_bad(number, bad.reason, bad.text)
 
 
-def shown(path: PathLike) -> str:
+def display_name(path: PathLike) -> str:
     """Give the name a path has in messages."""
     return "standard input" if os.fspath(path) == "-" else os.fspath(path)
 
 
-def open_list(path: Path | None, stack: ExitStack) -> SkippedLines | None:
+def open_skip_list(path: Path | None, stack: ExitStack) -> SkippedLines | None:
     """Open a list of bad lines, if one is wanted; it is there when the stack ends well."""
     return None if path is None else SkippedLines(stack.enter_context(write_atomically(path)))
 
 
-def check_target(path: Path, inputs: Iterable[str]) -> None:
+def check_output_file(path: Path, inputs: Iterable[str]) -> None:
     """Refuse a file that cannot be written, or that is also read."""
     _refuse_foreign(path, "written")
     if not path.parent.is_dir():
@@ -129,11 +129,13 @@ def check_target(path: Path, inputs: Iterable[str]) -> None:
             raise InputError("both read and written", file=path, fix="write to another file")
 
 
-def check_list(path: Path | None, inputs: Iterable[PathLike], output: Path | None = None) -> None:
+def check_skip_list(
+    path: Path | None, inputs: Iterable[PathLike], output: Path | None = None
+) -> None:
     """Refuse a list of bad lines that would take the place of what is read or written."""
     if path is None:
         return
-    check_target(path, [os.fspath(other) for other in inputs])
+    check_output_file(path, [os.fspath(other) for other in inputs])
     if output is None or (output.exists() and not output.is_file()):
         return
     if os.path.realpath(path) == os.path.realpath(output):
@@ -158,7 +160,7 @@ def write_atomically(
     return _write_bytes(path) if binary else _write_text(path)
 
 
-def check_place(folder: Path) -> None:
+def check_writable_folder(folder: Path) -> None:
     """Refuse a folder that cannot be made or written into, before the work for it is done."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
@@ -167,10 +169,19 @@ def check_place(folder: Path) -> None:
         raise InputError("permission denied", file=there, fix="write elsewhere")
 
 
-def clear_partial(folder: Path) -> None:
+def remove_partial_files(folder: Path) -> None:
     """Remove what a killed process left half-written in a folder that only one writes to."""
-    for leftover in folder.glob(PARTIAL):
+    for leftover in folder.glob(PARTIAL_NAME):
         leftover.unlink()
+
+
+def sync_path(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, has reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _line_blocks(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -216,7 +227,9 @@ def read_chunks(path: PathLike) -> Iterator[bytes]:
             yield from _unpack(raw, packing)
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         problem = f"damaged or truncated {packing} data: {error}"
-        raise InputError(problem, file=shown(path), fix="fetch or compress it again") from error
+        raise InputError(
+            problem, file=display_name(path), fix="fetch or compress it again"
+        ) from error
     except OSError as error:
         raise _explain(error, path) from error
 
@@ -229,22 +242,24 @@ def _open_bytes(path: PathLike) -> AbstractContextManager[io.BufferedReader]:
 
 def _refuse_foreign(path: PathLike, verb: str) -> None:
     suffix = Path(path).suffix
-    if suffix.lower() in FOREIGN or (suffix not in MAGIC and suffix.lower() in MAGIC):
-        fix = f"use {', '.join(MAGIC)} or plain text"
-        raise InputError(f"{suffix} is not {verb}", file=shown(path), fix=fix)
+    if suffix.lower() in FOREIGN or (suffix not in MAGIC_BYTES and suffix.lower() in MAGIC_BYTES):
+        fix = f"use {', '.join(MAGIC_BYTES)} or plain text"
+        raise InputError(f"{suffix} is not {verb}", file=display_name(path), fix=fix)
 
 
 def _recognize_packing(raw: io.BufferedReader, path: PathLike) -> str:
     """Tell the compression by the suffix, or for standard input by the first bytes."""
     _refuse_foreign(path, "read")
-    start = raw.peek(max(map(len, MAGIC.values())))
+    start = raw.peek(max(map(len, MAGIC_BYTES.values())))
     if os.fspath(path) == "-":
-        return next((suffix for suffix, magic in MAGIC.items() if start.startswith(magic)), "")
+        return next(
+            (suffix for suffix, magic in MAGIC_BYTES.items() if start.startswith(magic)), ""
+        )
     suffix = Path(path).suffix
-    if not start.startswith(MAGIC.get(suffix, b"")):
+    if not start.startswith(MAGIC_BYTES.get(suffix, b"")):
         fix = "rename the file after what it holds, or compress it"
-        raise InputError(f"holds no {suffix} data", file=shown(path), fix=fix)
-    return suffix if suffix in MAGIC else ""
+        raise InputError(f"holds no {suffix} data", file=display_name(path), fix=fix)
+    return suffix if suffix in MAGIC_BYTES else ""
 
 
 def _unpack(raw: io.BufferedReader, packing: str) -> Iterator[bytes]:
@@ -301,7 +316,7 @@ def _destination(path: PathLike) -> AbstractContextManager[BinaryIO]:
     _refuse_foreign(path, "written")
     is_special = os.path.exists(path) and not os.path.isfile(path)
     target = Path(os.path.realpath(path))
-    beside = target.with_name(PARTIAL.replace("*", secrets.token_hex(4)))
+    beside = target.with_name(PARTIAL_NAME.replace("*", secrets.token_hex(4)))
     try:
         return open(path, "wb") if is_special else _take_place(open(beside, "xb"), target)
     except OSError as error:
@@ -315,15 +330,6 @@ def _standard_output() -> Iterator[BinaryIO]:
     sys.stdout.buffer.flush()
 
 
-def _sync_folder(folder: Path) -> None:
-    """Wait until a folder's list of names has reached the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 @contextmanager
 def _take_place(raw: io.BufferedWriter, target: Path) -> Iterator[BinaryIO]:
     try:
@@ -332,7 +338,7 @@ def _take_place(raw: io.BufferedWriter, target: Path) -> Iterator[BinaryIO]:
             raw.flush()
             os.fsync(raw.fileno())
         os.replace(raw.name, target)
-        _sync_folder(target.parent)
+        sync_path(target.parent)
     except BaseException:
         Path(raw.name).unlink(missing_ok=True)
         raise
@@ -356,4 +362,4 @@ def _pack(raw: BinaryIO, suffix: str) -> AbstractContextManager[BinaryIO]:
 def _explain(error: OSError, path: PathLike) -> InputError:
     """Turn the system's error into one that names the file and the fix."""
     fix = FIXES.get(error.errno or 0)
-    return InputError((error.strerror or str(error)).lower(), file=shown(path), fix=fix)
+    return InputError((error.strerror or str(error)).lower(), file=display_name(path), fix=fix)

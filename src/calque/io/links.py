@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 import numpy as np
 
 from calque.errors import InputError
-from calque.io.files import PathLike, read_lines, shown
+from calque.io.files import PathLike, display_name, read_lines
 from calque.types import Links
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def read_links(path: PathLike, *, from_one: bool = False) -> Links:
             rows.append((number - 1, src, tgt))
             scores.append(_parse_score(score, path, number))
     order = sorted(range(len(rows)), key=rows.__getitem__)
-    return make_links([rows[k] for k in order], number, [scores[k] for k in order])
+    return build_links([rows[k] for k in order], number, [scores[k] for k in order])
 
 
 def read_gold(path: PathLike, *, from_one: bool = False) -> GoldLinks:
@@ -88,11 +88,11 @@ def read_gold(path: PathLike, *, from_one: bool = False) -> GoldLinks:
     for number, line in enumerate(read_lines(path), start=1):
         for src, kind, tgt, _ in _parse_line(line, path, number, from_one):
             (sure if kind == "-" else possible).add((number - 1, src, tgt))
-    both = make_links(sorted(sure | possible), number)
-    return GoldLinks(make_links(sorted(sure), number), both, shown(path))
+    both = build_links(sorted(sure | possible), number)
+    return GoldLinks(build_links(sorted(sure), number), both, display_name(path))
 
 
-def make_links(
+def build_links(
     rows: Sequence[tuple[int, int, int]], n_pairs: int, scores: Sequence[float] | None = None
 ) -> Links:
     """Make links out of sorted rows: pair, source word, target word."""
@@ -145,12 +145,12 @@ def _parse_line(
         if match is None:
             problem = f"{cell[:40]!r} is no link"
             fix = "write i-j, or ipj where a link is only possible"
-            raise InputError(problem, file=shown(path), line=number, fix=fix)
+            raise InputError(problem, file=display_name(path), line=number, fix=fix)
         src, tgt = (int(match[side]) - from_one for side in (1, 3))
         if src < 0 or tgt < 0:
             problem = f"{cell!r}, but words are said to count from 1"
             raise InputError(
-                problem, file=shown(path), line=number, fix="is it right that they do?"
+                problem, file=display_name(path), line=number, fix="is it right that they do?"
             )
         yield src, match[2], tgt, match[4]
 
@@ -162,7 +162,9 @@ def _parse_score(text: str | None, path: PathLike, number: int) -> float:
         return float(text)
     except ValueError:
         problem = f"{text[:40]!r} is no score"
-        raise InputError(problem, file=shown(path), line=number, fix="write i-j:0.93") from None
+        raise InputError(
+            problem, file=display_name(path), line=number, fix="write i-j:0.93"
+        ) from None
 
 
 def _format_jsonl(links: Links, pairs: Sequence[WordPair]) -> list[str]:

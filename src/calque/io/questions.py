@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calque.errors import InputError
-from calque.io.files import PathLike, read_chunks, shown
+from calque.io.files import PathLike, display_name, read_chunks
 
 FIX = "give a file in SQuAD's format"
 
@@ -41,13 +41,15 @@ def read_questions(path: PathLike) -> list[Question]:
         root = json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         problem = f"invalid UTF-8 at byte {error.start + 1}"
-        raise InputError(problem, file=shown(path), fix="convert the file to UTF-8") from error
+        raise InputError(
+            problem, file=display_name(path), fix="convert the file to UTF-8"
+        ) from error
     except json.JSONDecodeError as error:
         problem = f"no JSON: {error.msg}"
-        raise InputError(problem, file=shown(path), line=error.lineno, fix=FIX) from error
+        raise InputError(problem, file=display_name(path), line=error.lineno, fix=FIX) from error
     questions = list(_walk(_Node(root, "", path)))
     if not questions:
-        raise InputError("holds no question", file=shown(path), fix=FIX)
+        raise InputError("holds no question", file=display_name(path), fix=FIX)
     return questions
 
 
@@ -71,7 +73,7 @@ class _Node:
 
     def error(self, problem: str) -> InputError:
         where = f" in {self.place.rstrip('.')}" if self.place else ""
-        return InputError(problem + where, file=shown(self.path), fix=FIX)
+        return InputError(problem + where, file=display_name(self.path), fix=FIX)
 
 
 def _walk(root: _Node) -> Iterator[Question]:

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from calque.errors import InputError, MissingExtra
 from calque.io.bitext import LANGUAGE_PAIR
 
-COMMON = "Common"
+COMMON_SCRIPT = "Common"
 # What the names of letters begin with, where that is not the script's own name.
 FIRST_WORDS = {
     "CANADIAN": "Canadian_Aboriginal",
@@ -35,17 +35,19 @@ FIRST_WORDS = {
 }
 NEUTRAL = {"COMBINING", "MODIFIER"}
 # Scripts whose words follow each other without a space between them.
-UNSPACED = frozenset({"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan"})
+UNSPACED_SCRIPTS = frozenset(
+    {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan"}
+)
 
 
-def script_of(text: str) -> str:
+def find_script(text: str) -> str:
     """Name the script of the first letter; `Common` where there is none: digits, marks, signs.
 
     >>> [script_of(text) for text in ("¿Qué?", "да", "日本", "ひ", "हिन्दी", "3.14")]
     ['Latin', 'Cyrillic', 'Han', 'Hiragana', 'Devanagari', 'Common']
     """
     scripts = (_script_of_character(character) for character in text)
-    return next((script for script in scripts if script != COMMON), COMMON)
+    return next((script for script in scripts if script != COMMON_SCRIPT), COMMON_SCRIPT)
 
 
 @cache
@@ -54,10 +56,10 @@ def _script_of_character(character: str) -> str:
         word = unicodedata.name(part, "").partition(" ")[0]
         if word not in NEUTRAL and unicodedata.category(part)[0] in "LM" and word:
             return FIRST_WORDS.get(word, word.capitalize())
-    return COMMON
+    return COMMON_SCRIPT
 
 
-Splitter: TypeAlias = Callable[[str], list[str]]
+WordSplitter: TypeAlias = Callable[[str], list[str]]
 
 SPACED_WORD = re.compile(r"[^ \t\r\n\f\v]+")
 APOSTROPHE = "['’]"
@@ -84,8 +86,8 @@ CLITICS: dict[str, Callable[[str], list[str]]] = {
     "oc": ELISION.findall,
 }
 
-SPACELESS = {"bo": "Tibetan", "km": "Khmer", "lo": "Lao", "my": "Burmese", "th": "Thai"}
-CODES = {  # of the languages that are treated in a way of their own
+UNSPACED_LANGUAGES = {"bo": "Tibetan", "km": "Khmer", "lo": "Lao", "my": "Burmese", "th": "Thai"}
+LANGUAGE_CODES = {  # of the languages that are treated in a way of their own
     "bod": "bo", "cat": "ca", "cmn": "zh", "eng": "en", "fra": "fr", "heb": "he", "ita": "it",
     "jpn": "ja", "khm": "km", "kor": "ko", "lao": "lo", "mya": "my", "nld": "nl", "oci": "oc",
     "tha": "th", "yue": "zh", "zho": "zh",
@@ -103,28 +105,28 @@ def split_words(text: str, language: str) -> list[str]:
     >>> split_words("Don't touch Ann's well-known e.g.", "en")
     ["Don't", 'touch', 'Ann', "'s", 'well-known', 'e.g.']
     """
-    return find_splitter(language)(text)
+    return get_word_splitter(language)(text)
 
 
-def find_code(language: str) -> str:
+def language_code(language: str) -> str:
     """Give the code that a language is treated by, without its region.
 
     >>> find_code("jpn"), find_code("zh_Hant"), find_code("pt_BR")
     ('ja', 'zh', 'pt')
     """
     base = language.partition("_")[0]
-    return CODES.get(base, base)
+    return LANGUAGE_CODES.get(base, base)
 
 
 @cache
-def find_splitter(language: str) -> Splitter:
+def get_word_splitter(language: str) -> WordSplitter:
     """Give what splits a language into words; one that cannot be split is an InputError."""
-    code = find_code(language)
+    code = language_code(language)
     if code in NOT_LANGUAGES:
         raise InputError(f"{code!r} is a country", fix=f"the language is {NOT_LANGUAGES[code]}")
-    if code in SPACELESS:
+    if code in UNSPACED_LANGUAGES:
         raise InputError(
-            f"{SPACELESS[code]} puts no spaces between words, and Calque cannot find them",
+            f"{UNSPACED_LANGUAGES[code]} puts no spaces between words, and Calque cannot find them",
             fix="put spaces between the words and do without --tokenize",
         )
     if code in ("ja", "zh"):
@@ -151,7 +153,7 @@ def split_on_spaces(text: str) -> list[str]:
     return SPACED_WORD.findall(text)
 
 
-def parse_languages(text: str) -> tuple[str, str]:
+def parse_language_pair(text: str) -> tuple[str, str]:
     """Read the languages of a bitext, such as de-en.
 
     >>> parse_languages("pt_BR-zho")
@@ -208,7 +210,7 @@ def _split_catalan(word: str) -> list[str]:
     ]
 
 
-def _japanese_splitter() -> Splitter:
+def _japanese_splitter() -> WordSplitter:
     try:
         import fugashi
 
@@ -220,7 +222,7 @@ def _japanese_splitter() -> Splitter:
     return lambda text: [part for word in tagger(text) for part in word.surface.split()]
 
 
-def _chinese_splitter() -> Splitter:
+def _chinese_splitter() -> WordSplitter:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its old string literals and imports
@@ -237,13 +239,13 @@ def _chinese_splitter() -> Splitter:
 
 
 # These end a sentence wherever they stand; the others only before a space.
-HARD = "。！？｡।॥۔؟։።។៕။"
-SOFT = ".!?…‼⁇⁈⁉"
+HARD_ENDS = "。！？｡।॥۔؟։።។៕။"
+SOFT_ENDS = ".!?…‼⁇⁈⁉"
 CLOSERS = "\"'’”»›)]}」』）】》〉"
 OPENERS = "\"'‘“„«‹([{「『（【《〈¿¡-–—*•"
 END = re.compile(
-    rf"(?P<hard>[{HARD}][{HARD}{SOFT}]*)(?P<closers>[{re.escape(CLOSERS)}]*)(?P<gap>\s*)"
-    rf"|(?<![{SOFT}])(?P<soft>[{SOFT}]++)[{re.escape(CLOSERS)}]*+\s+"
+    rf"(?P<hard>[{HARD_ENDS}][{HARD_ENDS}{SOFT_ENDS}]*)(?P<closers>[{re.escape(CLOSERS)}]*)(?P<gap>\s*)"
+    rf"|(?<![{SOFT_ENDS}])(?P<soft>[{SOFT_ENDS}]++)[{re.escape(CLOSERS)}]*+\s+"
 )
 LAST_WORD = re.compile(r"[^\s\"'(\[{«“„‘]*$")
 LONGEST_WORD = 40  # looked back at before a dot

@@ -42,10 +42,10 @@ from calque.io.files import (
     BadLine,
     PathLike,
     SkipBad,
+    display_name,
     read_chunks,
     read_lines,
-    refuse,
-    shown,
+    report_bad_line,
     write_atomically,
 )
 
@@ -311,7 +311,7 @@ class Header:
             return
         problem = f"the header promises {self.n_words} words but the file holds {n_words}"
         fix = "fetch the file again" if n_words < self.n_words else "correct the header"
-        raise InputError(problem, file=shown(path), fix=fix)
+        raise InputError(problem, file=display_name(path), fix=fix)
 
 
 def read_text(
@@ -325,13 +325,15 @@ def read_text(
     n_numbers = header.n_numbers if header else count_numbers(line)
     if n_numbers == 0:
         problem = "neither a header nor a word with its vector"
-        raise InputError(problem, file=shown(path), line=1, fix="give vectors in word2vec format")
+        raise InputError(
+            problem, file=display_name(path), line=1, fix="give vectors in word2vec format"
+        )
     np.empty(STEADY_BYTES, dtype=np.uint8)
     n_lines = n_above = int(header is not None)
     for block in filter(None, chain([rest if header else first], blocks)):
         vectors, bad = parse_block(block, n_numbers)
         for row, bad_line in bad.items():
-            refuse(bad_line, path, n_lines + row + 1, skip_bad)
+            report_bad_line(bad_line, path, n_lines + row + 1, skip_bad)
         n_lines += len(vectors.words) + len(bad)
         yield vectors
     if header is not None:
@@ -517,7 +519,7 @@ def read_binary(
         n_read += len(words)
     if n_read < header.n_words and pending.strip(b"\n"):
         problem = f"ends within word {n_read + 1} of {header.n_words}"
-        raise InputError(problem, file=shown(path), fix=AGAIN)
+        raise InputError(problem, file=display_name(path), fix=AGAIN)
     header.check(n_read + bool(pending.strip(b"\n")), path)
 
 
@@ -567,7 +569,9 @@ def _keep_good(
         bad.append(row)
         reason, fix = problem
         if skip_bad is None:
-            raise InputError(f"word {n_above + row + 1}: {reason}", file=shown(path), fix=fix)
+            raise InputError(
+                f"word {n_above + row + 1}: {reason}", file=display_name(path), fix=fix
+            )
         skip_bad(n_above + row + 1, reason, words[row].decode(errors="backslashreplace"))
     block = VectorBlock(texts, matrix)
     return block.select(np.delete(np.arange(len(texts)), bad)) if bad else block
@@ -593,14 +597,14 @@ SPACE, HARD_SPACE = " ", "\xa0"
 FORBIDDEN = frozenset("\n\r\t\0")
 
 
-def scan_vectors(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[VectorBlock]:
+def iterate_vectors(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[VectorBlock]:
     """Read vectors, packed or not, text or binary; what cannot be used is refused or skipped."""
     chunks = read_chunks(path)
     head = b""
     while len(head) < HEAD_BYTES and (chunk := next(chunks, b"")):
         head += chunk
     if not head.strip():
-        raise InputError("is empty", file=shown(path), fix="give vectors in word2vec format")
+        raise InputError("is empty", file=display_name(path), fix="give vectors in word2vec format")
     line, _, rest = head.partition(b"\n")
     header = Header.parse(line)
     if header is not None and is_binary(rest, header.n_numbers):
@@ -611,7 +615,7 @@ def scan_vectors(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[Ve
 def write_word2vec(
     path: PathLike, names: Sequence[str], matrix: Matrix, *, binary: bool = False
 ) -> None:
-    """Write vectors under names that `make_names` gave, whole or not at all."""
+    """Write vectors under names that `format_words` gave, whole or not at all."""
     n_rows = -(-BLOCK_NUMBERS // matrix.shape[1])
     with write_atomically(path, binary=True) as stream:
         stream.write(b"%d %d\n" % matrix.shape)
@@ -620,12 +624,12 @@ def write_word2vec(
             is_finite = np.isfinite(rows).all(axis=1)
             if not is_finite.all():
                 problem = f"the vector of {block[int(np.argmin(is_finite))]!r} is not finite"
-                raise InputError(problem, file=shown(path), fix="make the vectors again")
+                raise InputError(problem, file=display_name(path), fix="make the vectors again")
             lines = _format_binary(block, rows) if binary else _format_text(block, rows)
             stream.write(b"".join(lines))
 
 
-def make_names(words: Sequence[str]) -> list[str]:
+def format_words(words: Sequence[str]) -> list[str]:
     """Give words as they can be written: spaces become no-break spaces, which fastText has too.
 
     A plain space would end the word for most readers.
@@ -673,7 +677,7 @@ def counts_path(path: PathLike) -> Path:
     return Path(f"{os.fspath(path)}.counts")
 
 
-def read_counts(path: PathLike, words: Sequence[str]) -> IntArray | None:
+def read_word_counts(path: PathLike, words: Sequence[str]) -> IntArray | None:
     """Read how often words were seen from the file beside their vectors; None without one."""
     file = counts_path(path)
     if not file.exists():
@@ -694,7 +698,9 @@ def read_counts(path: PathLike, words: Sequence[str]) -> IntArray | None:
 
 
 @contextmanager
-def write_counts(path: PathLike, words: Sequence[str], counts: IntArray | None) -> Iterator[None]:
+def write_word_counts(
+    path: PathLike, words: Sequence[str], counts: IntArray | None
+) -> Iterator[None]:
     """Write the counts beside a file that the block writes, and only if it ends well.
 
     Without counts, those of what stood there before go. Standard output has nothing beside it.

@@ -28,7 +28,7 @@ THREE_LETTERS: dict[str, str] = dict(zip(*[iter(_PAIRS.split())] * 2, strict=Tru
 TWO_LETTERS: dict[str, str] = {long: short for short, long in THREE_LETTERS.items()}
 
 
-def short_name(language: str) -> str:
+def two_letter_code(language: str) -> str:
     """Give the name Calque reports a language under.
 
     >>> short_name("deu"), short_name("de"), short_name("ceb")
@@ -37,7 +37,7 @@ def short_name(language: str) -> str:
     return TWO_LETTERS.get(language, language)
 
 
-def long_name(language: str) -> str:
+def three_letter_code(language: str) -> str:
     """Give the three-letter code of a language.
 
     >>> long_name("zh"), long_name("ceb")
@@ -61,7 +61,7 @@ TREEBANK = re.compile(
 )
 # Folders of other sets than the one asked for are not searched.
 SETS = frozenset({"udpos", "ud", "panx", "xnli", "pawsx", "tydiqa", "mlqa", "xquad", "bucc2018"})
-TRANSLATIONS, TRANSLATED_TESTS = "translate-train", "translate-test"
+TRANSLATE_TRAIN, TRANSLATED_TESTS = "translate-train", "translate-test"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def find_xtreme_files(data: Path, name: str, n_columns: int) -> TaskFiles | None
                 _add(splits[found[1]], found[2], path)
         if not any(splits.values()):
             continue
-        for path in sorted((folder / TRANSLATIONS).glob("*")):
+        for path in sorted((folder / TRANSLATE_TRAIN).glob("*")):
             if found := TRANSLATED.fullmatch(path.name):
                 splits["train"].setdefault(found[1], []).append(path)
         labelled = {
@@ -138,14 +138,14 @@ def find_treebanks(data: Path, name: str = "ud") -> TaskFiles | None:
     return None
 
 
-def require_folder(data: Path) -> None:
+def check_data_folder(data: Path) -> None:
     """Refuse what is no folder."""
     if not data.is_dir():
         raise InputError("no such folder", file=data, fix="check --data")
 
 
 def _candidates(data: Path, name: str) -> Sequence[Path]:
-    require_folder(data)
+    check_data_folder(data)
     folders = [data / name, data / "xtreme" / name]
     if data.name == name or data.name not in SETS:
         folders.append(data)
@@ -155,7 +155,7 @@ def _candidates(data: Path, name: str) -> Sequence[Path]:
 def _find_translations(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
     """Find translations of training sentences without labels, and translations of tests."""
     found: list[dict[str, list[Path]]] = []
-    for name, pattern in ((TRANSLATIONS, UNTAGGED), (TRANSLATED_TESTS, TRANSLATED_TEST)):
+    for name, pattern in ((TRANSLATE_TRAIN, UNTAGGED), (TRANSLATED_TESTS, TRANSLATED_TEST)):
         files: dict[str, list[Path]] = {}
         for path in sorted((folder / name).glob("*")):
             if match := pattern.fullmatch(path.name):

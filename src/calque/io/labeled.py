@@ -14,15 +14,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 from calque.errors import InputError
-from calque.io.files import PathLike, read_chunks, read_lines, shown
-from calque.io.xtreme import TaskFiles, require_folder
+from calque.io.files import PathLike, display_name, read_chunks, read_lines
+from calque.io.xtreme import TaskFiles, check_data_folder
 
 # XNLI's machine-translated training files spell one class their own way.
 RENAMED = {"contradictory": "contradiction"}
 
 
 @dataclass(frozen=True, slots=True)
-class LabelledText:
+class LabeledText:
     """One example as a file has it: a text or two, and the name of its class.
 
     `original` is what was translated, where the file has it, too.
@@ -33,7 +33,7 @@ class LabelledText:
     original: tuple[str, ...] | None = None
 
 
-def read_pairs(path: PathLike) -> list[LabelledText]:
+def read_labeled_pairs(path: PathLike) -> list[LabeledText]:
     """Read `first ⇥ second ⇥ class`, XTREME's layout of XNLI and PAWS-X.
 
     Of five columns, as in its translations of training sets, the first two are the original;
@@ -50,30 +50,33 @@ def read_pairs(path: PathLike) -> list[LabelledText]:
         if not (first and second and label):
             raise _refuse("two texts and a class", line, path, number)
         original = (columns[0].strip(), columns[1].strip()) if len(columns) == 5 else None
-        found.append(LabelledText((first, second), RENAMED.get(label, label), original))
+        found.append(LabeledText((first, second), RENAMED.get(label, label), original))
     return _check(found, path)
 
 
-def read_texts(path: PathLike) -> list[LabelledText]:
+def read_labeled_texts(path: PathLike) -> list[LabeledText]:
     """Read `text ⇥ class`."""
     found = []
     for number, line in enumerate(read_lines(path), start=1):
         text, _, label = line.rpartition("\t")
         if not (text.strip() and label.strip()):
             raise _refuse("a text and a class", line, path, number)
-        found.append(LabelledText((text.strip(),), label.strip()))
+        found.append(LabeledText((text.strip(),), label.strip()))
     return _check(found, path)
 
 
-def _check(found: list[LabelledText], path: PathLike) -> list[LabelledText]:
+def _check(found: list[LabeledText], path: PathLike) -> list[LabeledText]:
     if not found:
-        raise InputError("holds no example", file=shown(path), fix="give another file")
+        raise InputError("holds no example", file=display_name(path), fix="give another file")
     return found
 
 
 def _refuse(wanted: str, line: str, path: PathLike, number: int) -> InputError:
     return InputError(
-        f"not {wanted}: {line[:40]!r}", file=shown(path), line=number, fix="separate them by tabs"
+        f"not {wanted}: {line[:40]!r}",
+        file=display_name(path),
+        line=number,
+        fix="separate them by tabs",
     )
 
 
@@ -81,12 +84,12 @@ GOOD, BAD = "good", "bad"
 MIDDLE = 3.0
 # Characters that XML forbids but reviewers typed.
 FORBIDDEN = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-FOLDERS = ("cls-acl10-unprocessed", "cls", "amazon_reviews", "reviews")
+REVIEW_FOLDERS = ("cls-acl10-unprocessed", "cls", "amazon_reviews", "reviews")
 # The corpus names Japanese by its country.
 LANGUAGES = {"jp": "ja"}
 
 
-def read_reviews(path: PathLike, dropped: Counter[str] | None = None) -> list[LabelledText]:
+def read_reviews(path: PathLike, dropped: Counter[str] | None = None) -> list[LabeledText]:
     """Read a `.review` file: more than three stars is good, fewer bad; three are dropped, counted.
 
     The text of a review is its summary, where it has one, and its text.
@@ -98,22 +101,22 @@ def read_reviews(path: PathLike, dropped: Counter[str] | None = None) -> list[La
             stars = float(rating or "")
         except ValueError:
             fix = "give every <item> a <rating> in stars"
-            raise InputError(f"a rating {rating!r}", file=shown(path), fix=fix) from None
+            raise InputError(f"a rating {rating!r}", file=display_name(path), fix=fix) from None
         summary = (item.findtext("summary") or "").strip()
         whole = " ".join(f"{summary} {text or ''}".split())
         if stars == MIDDLE or not whole:
             counts["reviews_of_three_stars" if whole else "reviews_without_text"] += 1
             continue
-        found.append(LabelledText((whole,), GOOD if stars > MIDDLE else BAD))
+        found.append(LabeledText((whole,), GOOD if stars > MIDDLE else BAD))
     if not found:
-        raise InputError("holds no review", file=shown(path), fix="give another file")
+        raise InputError("holds no review", file=display_name(path), fix="give another file")
     return found
 
 
 def find_reviews(data: Path) -> TaskFiles | None:
     """Find `LANGUAGE/CATEGORY/train.review` and `test.review`; all categories count as one."""
-    require_folder(data)
-    for folder in [*(data / name for name in FOLDERS), data]:
+    check_data_folder(data)
+    for folder in [*(data / name for name in REVIEW_FOLDERS), data]:
         splits: dict[str, dict[str, tuple[Path, ...]]] = {"train": {}, "test": {}}
         for split, files in splits.items():
             for path in sorted(folder.glob(f"*/*/{split}.review*")):
@@ -136,7 +139,9 @@ def _read_items(path: PathLike) -> Iterator[ElementTree.Element]:
     except ElementTree.ParseError as error:
         line = error.position[0]
         fix = "give well-formed XML"
-        raise InputError(f"not XML: {error}", file=shown(path), line=line, fix=fix) from error
+        raise InputError(
+            f"not XML: {error}", file=display_name(path), line=line, fix=fix
+        ) from error
 
 
 def _take_items(parser: Any) -> Iterator[ElementTree.Element]:

@@ -1,4 +1,4 @@
-"""Model folders: whole or not at all, and nothing foreign or damaged is taken for one."""
+"""Model folders: complete or absent; foreign and damaged folders are errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from calque.io.outputs import (
     MANIFEST,
     read_array,
     read_model_folder,
-    read_words,
+    read_word_list,
     write_model_folder,
-    write_words,
+    write_word_list,
 )
 
 FORMAT = "a test 1"
@@ -33,7 +33,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_was_written_is_read(model: Path) -> None:
+def test_round_trip(model: Path) -> None:
     manifest = read_model_folder(model, FORMAT)
     assert manifest["kind"] == "é"
     assert manifest["files"]["text"] == {
@@ -46,7 +46,7 @@ def test_what_was_written_is_read(model: Path) -> None:
     assert isinstance(mapped, np.memmap) and mapped.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_no_pickle_is_read(tmp_path: Path) -> None:
+def test_pickles_are_not_read(tmp_path: Path) -> None:
     np.save(tmp_path / "bad.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="allow_pickle"):
         read_array(tmp_path / "bad.npy")
@@ -55,26 +55,35 @@ def test_no_pickle_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (lambda m: (m / "text").unlink(), "text: is missing"),
-        (lambda m: (m / "text").write_bytes(b"ab"), "text: is damaged: 2 bytes, written as 3"),
-        (lambda m: (m / "text").write_bytes(b"abd"), "text: is damaged: not what was written"),
+        (lambda m: (m / "text").unlink(), "text: the file is missing"),
+        (
+            lambda m: (m / "text").write_bytes(b"ab"),
+            "text: the file is damaged: it has 2 bytes instead of 3",
+        ),
+        (
+            lambda m: (m / "text").write_bytes(b"abd"),
+            "text: the file is damaged: its checksum is wrong",
+        ),
         (lambda m: (m / MANIFEST).unlink(), "has no manifest.json .*saved model"),
-        (lambda m: (m / MANIFEST).write_text("{"), "is no list of a model's files"),
-        (lambda m: (m / MANIFEST).write_text("[]"), "is no list of a model's files"),
+        (lambda m: (m / MANIFEST).write_text("{"), "not the manifest of a model"),
+        (lambda m: (m / MANIFEST).write_text("[]"), "not the manifest of a model"),
         (lambda m: (m / MANIFEST).write_text('{"files": {"../x": {}}}'), "outside its folder"),
-        (lambda m: (m / MANIFEST).write_text('{"files": {}}'), "holds something else, not a test"),
+        (
+            lambda m: (m / MANIFEST).write_text('{"files": {}}'),
+            "holds another kind of model instead of a test",
+        ),
     ],
 )
-def test_damage_is_named(model: Path, damage: object, problem: str) -> None:
+def test_damaged_folders(model: Path, damage: object, problem: str) -> None:
     damage(model)  # type: ignore[operator]
     with pytest.raises(InputError, match=problem):
         read_model_folder(model, FORMAT)
 
 
 def test_foreign_folders(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds a test 1, not a test 2"):
+    with pytest.raises(InputError, match="holds a test 1 instead of a test 2"):
         read_model_folder(model, "a test 2")
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="no such folder"):
         read_model_folder(tmp_path / "none", FORMAT)
 
 
@@ -112,8 +121,8 @@ def test_an_old_model_survives_a_failure(model: Path, error: type[BaseException]
     assert [path.name for path in model.parent.iterdir()] == ["model"]
 
 
-def test_any_word_comes_back(tmp_path: Path) -> None:
+def test_word_lists_hold_any_characters(tmp_path: Path) -> None:
     words = ["ja", "", "a b", "\n", "\r\n", '"', "\\n", "\u2028", "\ud800", "नमस्ते"]
-    write_words(tmp_path / "words.json", words)
-    assert read_words(tmp_path / "words.json") == words
+    write_word_list(tmp_path / "words.json", words)
+    assert read_word_list(tmp_path / "words.json") == words
     assert json.loads((tmp_path / "words.json").read_bytes().decode("utf-8", "replace"))[0] == "ja"

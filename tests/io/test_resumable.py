@@ -1,4 +1,4 @@
-"""A file made in blocks: killed anywhere and gone on with, it is the same."""
+"""Resumable files: killed at any point and resumed, the output is the same byte for byte."""
 
 from __future__ import annotations
 
@@ -14,20 +14,28 @@ from typing import BinaryIO
 import pytest
 
 from calque.errors import InputError
-from calque.io import outputs as journal
-from calque.io import outputs as resumable_file
-from calque.io.outputs import JournaledFile, ResumableFile, Shard, check_unfinished, working_folder
+from calque.io import resumable
+from calque.io.resumable import (
+    BlockRecord,
+    JournaledFile,
+    ResumableFile,
+    check_no_unfinished_run,
+    journal_path,
+    partial_folder,
+    read_records,
+)
+from calque.io.shards import Shard
 
 BLOCKS = [f"line {number}\n".encode() * number for number in range(7)]
 WHOLE = b"".join(BLOCKS)
-SETTINGS = {"pairs": 7, "format": "pharaoh", "scores": False, "layer": 0}
+SETTINGS = {"input_size": 7, "format": "pharaoh", "scores": False, "layer": 0}
 
 
 def write(target: Path, *, resume: bool = False, **changes: object) -> tuple[int, ...]:
-    """Write all blocks that are wanted; figures are the number of blocks and of bytes."""
+    """Write all blocks that are needed and count blocks and bytes."""
     with ResumableFile(target, SETTINGS | changes, resume=resume) as file:  # type: ignore[arg-type]
         for block in BLOCKS:
-            if file.wants(b"input of " + block):
+            if file.begin_block(b"input of " + block):
                 file.append(block, (1, len(block)))
         return file.finish()
 
@@ -36,7 +44,7 @@ def interrupt(target: Path, n_blocks: int, error: BaseException | None = None) -
     """Write some blocks and stop; without an error, as if the process had been killed."""
     file = ResumableFile(target, SETTINGS)
     for block in BLOCKS[:n_blocks]:
-        assert file.wants(b"input of " + block)
+        assert file.begin_block(b"input of " + block)
         file.append(block, (1, len(block)))
     if error is None:
         file.part.close()
@@ -44,14 +52,14 @@ def interrupt(target: Path, n_blocks: int, error: BaseException | None = None) -
         file.__exit__(type(error), error, None)
 
 
-def test_in_one_go(tmp_path: Path) -> None:
+def test_one_run(tmp_path: Path) -> None:
     assert write(tmp_path / "out") == (7, len(WHOLE))
     assert (tmp_path / "out").read_bytes() == WHOLE
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize("n_blocks", range(8))
-def test_gone_on_with_after_any_block(tmp_path: Path, n_blocks: int) -> None:
+def test_resume_after_any_block(tmp_path: Path, n_blocks: int) -> None:
     interrupt(tmp_path / "out", n_blocks)
     assert not (tmp_path / "out").exists()
     assert write(tmp_path / "out", resume=True) == (7, len(WHOLE))
@@ -60,7 +68,7 @@ def test_gone_on_with_after_any_block(tmp_path: Path, n_blocks: int) -> None:
 
 
 def kill_at(step: int, target: Path, *, resume: bool) -> bool:
-    """Write in a child that is killed at some step of what it does to the disk; was it?"""
+    """Write in a child process, killed at a disk operation; return whether it was killed."""
     child = os.fork()
     if child == 0:
         steps = count(1)
@@ -96,7 +104,7 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
     assert step > 2 * len(BLOCKS)
 
 
-def test_an_older_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_an_older_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     (tmp_path / "out").write_bytes(b"old")
     interrupt(tmp_path / "out", 3)
     assert (tmp_path / "out").read_bytes() == b"old"
@@ -104,13 +112,15 @@ def test_an_older_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_bytes() == WHOLE
 
 
-def test_an_unfinished_run_is_not_thrown_away(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_not_discarded(tmp_path: Path) -> None:
     interrupt(tmp_path / "out", 3)
-    with pytest.raises(InputError, match=r"out\.partial: an unfinished run .*--resume, or remove"):
+    with pytest.raises(
+        InputError, match=r"out\.partial: this folder holds an unfinished run .*--resume, or remove"
+    ):
         write(tmp_path / "out")
-    with pytest.raises(InputError, match="an unfinished run"):
-        check_unfinished(tmp_path / "out", resume=False)
-    check_unfinished(tmp_path / "out", resume=True)
+    with pytest.raises(InputError, match="holds an unfinished run"):
+        check_no_unfinished_run(tmp_path / "out", resume=False)
+    check_no_unfinished_run(tmp_path / "out", resume=True)
     assert write(tmp_path / "out", resume=True)[0] == 7
 
 
@@ -122,25 +132,25 @@ def test_nothing_to_resume_is_a_new_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"format": "jsonl"}, "began with format pharaoh, not jsonl"),
-        ({"scores": True}, "began with scores off, not on"),
-        ({"pairs": 8}, "began with pairs 7, not 8"),
-        ({"layer": None}, "began with layer 0, not unset"),
-        ({"more": "x"}, "began with more unset, not x"),
+        ({"format": "jsonl"}, "started with format pharaoh, not jsonl"),
+        ({"scores": True}, "started with scores off, not on"),
+        ({"input_size": 8}, "started with input_size 7, not 8"),
+        ({"layer": None}, "started with layer 0, not unset"),
+        ({"more": "x"}, "started with more unset, not x"),
     ],
 )
-def test_other_settings_are_refused(
+def test_other_settings_are_an_error(
     tmp_path: Path, changes: dict[str, object], problem: str
 ) -> None:
     interrupt(tmp_path / "out", 3)
-    for _ in range(2):  # the refusal leaves all as it was
+    for _ in range(2):  # the error changes nothing
         with pytest.raises(InputError, match=problem):
             write(tmp_path / "out", resume=True, **changes)
     write(tmp_path / "out", resume=True)
     assert (tmp_path / "out").read_bytes() == WHOLE
 
 
-def test_another_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_input_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt(tmp_path / "out", 4)
     with monkeypatch.context() as patch:
         patch.setitem(globals(), "BLOCKS", [b"changed", *BLOCKS[1:]])
@@ -153,8 +163,8 @@ def test_another_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "out").read_bytes() == WHOLE
 
 
-def test_what_can_be_gone_on_with_is_kept(tmp_path: Path) -> None:
-    folder = working_folder(tmp_path / "out")
+def test_only_resumable_work_is_kept(tmp_path: Path) -> None:
+    folder = partial_folder(tmp_path / "out")
     interrupt(tmp_path / "out", 3, KeyboardInterrupt())
     assert folder.exists()
     write(tmp_path / "out", resume=True)
@@ -163,21 +173,24 @@ def test_what_can_be_gone_on_with_is_kept(tmp_path: Path) -> None:
         assert not folder.exists()
 
 
-def test_a_pipe_cannot_be_gone_on_with(tmp_path: Path) -> None:
-    file = ResumableFile(tmp_path / "out", SETTINGS | {"pairs": None})
-    file.wants(b"x")
+def test_input_from_a_pipe_cannot_be_resumed(tmp_path: Path) -> None:
+    file = ResumableFile(tmp_path / "out", SETTINGS | {"input_size": None})
+    file.begin_block(b"x")
     file.append(b"half", (1, 4))
     file.part.close()  # as a kill would
-    check_unfinished(tmp_path / "out", resume=False)
-    assert write(tmp_path / "out") == (7, len(WHOLE))  # what is of no use is no obstacle
+    check_no_unfinished_run(tmp_path / "out", resume=False)
+    assert write(tmp_path / "out") == (
+        7,
+        len(WHOLE),
+    )  # leftovers that cannot be resumed are replaced
     assert (tmp_path / "out").read_bytes() == WHOLE
 
 
-def test_two_at_once(tmp_path: Path) -> None:
-    with ResumableFile(tmp_path / "out", SETTINGS | {"pairs": None}):
-        with pytest.raises(InputError, match="another process is writing it"):
+def test_two_writers_at_once(tmp_path: Path) -> None:
+    with ResumableFile(tmp_path / "out", SETTINGS | {"input_size": None}):
+        with pytest.raises(InputError, match="another process is writing here"):
             write(tmp_path / "out")
-        assert working_folder(tmp_path / "out").exists()
+        assert partial_folder(tmp_path / "out").exists()
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +198,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(JournaledFile, "append", fail)
-    with pytest.raises(InputError, match=r"no space left .*go on with --resume"):
+    with pytest.raises(InputError, match=r"no space left .*then use --resume"):
         write(tmp_path / "out")
     monkeypatch.undo()
     write(tmp_path / "out", resume=True)
@@ -199,24 +212,24 @@ def test_without_hard_links_the_part_is_copied(
         raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(os, "link", fail)
-    monkeypatch.setattr(resumable_file, "COPY_BYTES", 5)
+    monkeypatch.setattr(resumable, "COPY_BYTES", 5)
     write(tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == WHOLE
 
 
-def test_what_is_someone_elses_is_not_touched(tmp_path: Path) -> None:
-    folder = working_folder(tmp_path / "out")
+def test_foreign_files_are_not_touched(tmp_path: Path) -> None:
+    folder = partial_folder(tmp_path / "out")
     folder.mkdir()
     (folder / "thesis.tex").write_text("mine")
-    with pytest.raises(InputError, match=r"out\.partial: something else is where unfinished"):
+    with pytest.raises(InputError, match=r"out\.partial: this path is needed for unfinished work"):
         write(tmp_path / "out", resume=True)
     assert (folder / "thesis.tex").read_text() == "mine"
-    working_folder(tmp_path / "other").write_text("mine")
-    with pytest.raises(InputError, match=r"other\.partial: something else"):
+    partial_folder(tmp_path / "other").write_text("mine")
+    with pytest.raises(InputError, match=r"other\.partial: this path is needed"):
         write(tmp_path / "other")
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -225,13 +238,13 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
         write(tmp_path / "out")
 
 
-def test_no_blocks_at_all(tmp_path: Path) -> None:
+def test_a_file_without_blocks(tmp_path: Path) -> None:
     with ResumableFile(tmp_path / "out", SETTINGS) as file:
         assert file.finish(b"empty") == ()
     assert (tmp_path / "out").read_bytes() == b"empty"
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
+def test_symbolic_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "there" / "real")
     write(tmp_path / "out")
@@ -240,10 +253,10 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 
 
 class PretendShard(Shard):
-    """One of several processes, without the others: nobody is waited for."""
+    """One of several processes; it does not wait for the others."""
 
-    def agree(self, is_fine: bool = True) -> bool:
-        return is_fine
+    def all_succeeded(self, success: bool = True) -> bool:
+        return success
 
 
 @pytest.mark.parametrize("n_ranks", [2, 3, 10])
@@ -255,7 +268,7 @@ def test_blocks_of_several_processes_are_merged_in_order(tmp_path: Path, n_ranks
     ]
     for file in files:
         for number, block in enumerate(BLOCKS):
-            if file.wants(block):
+            if file.begin_block(block):
                 assert number % n_ranks == file.shard.rank
                 file.append(block, (1, len(block)))
     assert [file.finish() for file in files[::-1]][-1] == (7, len(WHOLE))
@@ -265,30 +278,111 @@ def test_blocks_of_several_processes_are_merged_in_order(tmp_path: Path, n_ranks
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_one_process_does_not_go_on_for_two(tmp_path: Path) -> None:
+def test_one_process_cannot_resume_the_work_of_two(tmp_path: Path) -> None:
     for rank in (0, 1):
         file = ResumableFile(tmp_path / "out", SETTINGS, shard=PretendShard(rank, 2))
         file.part.close()
-    with pytest.raises(InputError, match="began with processes 2, not 1"):
+    with pytest.raises(InputError, match="started with processes 2, not 1"):
         write(tmp_path / "out", resume=True)
     settings = json.loads((tmp_path / "out.partial" / "settings.json").read_text())
     assert settings == SETTINGS | {"processes": 2}
 
 
-def test_ctrl_c_while_the_disk_is_slow_keeps_the_block(
+def test_an_interrupt_during_the_sync_keeps_the_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, syncs = tmp_path / "out", count(1)
 
     def sync(stream: BinaryIO) -> None:
         stream.flush()
-        if next(syncs) == 2:  # the first block is on the disk, and its record being written
+        if next(syncs) == 2:  # the first block is on disk and its record is being written
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(journal, "_sync", sync)
+    monkeypatch.setattr(resumable, "_sync", sync)
     with pytest.raises(KeyboardInterrupt):
         write(target)
     monkeypatch.undo()
-    assert working_folder(target).is_dir()
+    assert partial_folder(target).is_dir()
     write(target, resume=True)
     assert target.read_bytes() == WHOLE
+
+
+# The journal.
+
+JOURNAL_BLOCKS = [b"first\n", b"", b"third block\n"]
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Path:
+    file = JournaledFile(tmp_path / "part")
+    for number, content in enumerate(JOURNAL_BLOCKS):
+        file.append(3 * number, content, f"digest {number}", (number, 10))
+    file.close()
+    return tmp_path / "part"
+
+
+def reopen(path: Path) -> BlockRecord | None:
+    file = JournaledFile(path)
+    file.close()
+    return file.last
+
+
+def test_journal_records(part: Path) -> None:
+    assert part.read_bytes() == b"".join(JOURNAL_BLOCKS)
+    assert list(read_records(part)) == [
+        BlockRecord(0, 6, "digest 0", (0, 10)),
+        BlockRecord(3, 6, "digest 1", (1, 10)),
+        BlockRecord(6, 18, "digest 2", (2, 10)),
+    ]
+    assert reopen(part) == BlockRecord(6, 18, "digest 2", (2, 10))
+
+
+def test_every_truncation_of_the_journal_is_recovered(part: Path) -> None:
+    journal, data = journal_path(part).read_bytes(), part.read_bytes()
+    ends = [len(b"".join(journal.splitlines(True)[:n])) for n in range(4)]
+    for length in range(len(journal) + 1):
+        journal_path(part).write_bytes(journal[:length])
+        part.write_bytes(data + b"what was being written")
+        last = reopen(part)
+        n_whole = sum(end <= length for end in ends) - 1
+        assert (last.block if last else None) == [None, 0, 3, 6][n_whole]
+        assert part.read_bytes() == b"".join(JOURNAL_BLOCKS[:n_whole])
+        assert journal_path(part).read_bytes() == journal[: ends[n_whole]]
+
+
+def test_a_record_without_its_block_is_dropped(part: Path) -> None:
+    part.write_bytes(part.read_bytes()[:10])
+    assert reopen(part) == BlockRecord(3, 6, "digest 1", (1, 10))
+    assert part.read_bytes() == b"first\n"
+
+
+def test_appending_after_recovery(part: Path) -> None:
+    part.write_bytes(part.read_bytes() + b"torn")
+    file = JournaledFile(part)
+    file.append(9, b"fourth\n", "digest 3", (3, 10))
+    file.close()
+    assert part.read_bytes() == b"".join(JOURNAL_BLOCKS) + b"fourth\n"
+    assert [record.end for record in read_records(part)] == [6, 6, 18, 25]
+
+
+def test_invalid_journals_are_empty(part: Path) -> None:
+    for content in (b"5\n", b"null\n", b"[]\n", b'{"a": 1}\n', b"\xff\n"):
+        journal_path(part).write_bytes(content)
+        assert list(read_records(part)) == []
+
+
+def test_clear(part: Path) -> None:
+    file = JournaledFile(part)
+    file.clear()
+    file.append(0, b"new\n", "d", ())
+    file.close()
+    assert part.read_bytes() == b"new\n"
+    assert list(read_records(part)) == [BlockRecord(0, 4, "d", ())]
+
+
+def test_a_journaled_file_is_locked(part: Path) -> None:
+    file = JournaledFile(part)
+    with pytest.raises(InputError, match="part: another process is writing here"):
+        JournaledFile(part)
+    file.close()
+    assert reopen(part) is not None
