@@ -1,9 +1,10 @@
-"""Packed attention against torch's own, sequence by sequence."""
+"""Packed attention against PyTorch's own, sequence by sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calque.models import attention
-from calque.models.attention import attend_packed, pad_slots, plan_attention
+from calque.models.attention import (
+    attend_packed,
+    padded_indices,
+    plan_attention,
+    plan_causal_attention,
+    plan_cross_attention,
+)
 from calque.tokens.ragged import BatchShape, Ragged, pack
 from calque.types import TokenBatch
 
@@ -37,7 +44,7 @@ def draw(batch: TokenBatch, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 def attend_one_by_one(
     batch: TokenBatch, states: tuple[Tensor, Tensor, Tensor], scale: float, window: int | None
 ) -> Tensor:
-    """Attend with torch's function, a sequence at a time and without any padding."""
+    """Attend with torch's function, one sequence at a time, without padding."""
     parts = []
     for start, stop in pairwise(batch.offsets.tolist()):
         if start < stop:
@@ -51,8 +58,8 @@ def attend_one_by_one(
 
 @pytest.fixture(params=["rows", "padded"])
 def longest_row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run batches of a fixed shape through either way of attending."""
-    monkeypatch.setattr(attention, "LONGEST_ROW", 256 if request.param == "rows" else 0)
+    """Run batches of a fixed shape through both implementations."""
+    monkeypatch.setattr(attention, "MAX_ROW_LENGTH", 256 if request.param == "rows" else 0)
 
 
 @pytest.mark.usefixtures("longest_row")
@@ -79,7 +86,7 @@ def test_matches_torch_in_value_and_gradient(batch: TokenBatch, window: int | No
 
 @pytest.mark.usefixtures("longest_row")
 @pytest.mark.parametrize("shape", [None, SHAPE], ids=["packed", "fixed shape"])
-def test_no_sequence_sees_another(shape: BatchShape | None) -> None:
+def test_no_sequence_attends_to_another(shape: BatchShape | None) -> None:
     batch = make_batch(MIXED, shape)
     query, key, value = draw(batch)
     attend = plan_attention(batch, torch.float64)
@@ -91,15 +98,15 @@ def test_no_sequence_sees_another(shape: BatchShape | None) -> None:
     assert moved.nonzero().flatten().tolist() == list(range(start, stop))
 
 
-def test_every_query_sees_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even padding far from its sentence: some kernels answer NaN to a query that sees none."""
+def test_every_query_can_attend_to_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even padding far from its sentence: some kernels return NaN for a query without keys."""
     masks = []
 
-    def watch(query: Tensor, *states: Tensor, attn_mask: Tensor, **options: object) -> Tensor:
+    def record(query: Tensor, *states: Tensor, attn_mask: Tensor, **options: object) -> Tensor:
         masks.append(attn_mask)
         return query
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watch)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
     batch = make_batch(MIXED)
     plan_attention(batch, torch.float64)(*draw(batch), 0.0, 0.3, 2)
     assert masks[0].shape == (5, 1, 16, 16)
@@ -122,9 +129,9 @@ def test_dropout_keeps_the_mean(shape: BatchShape | None) -> None:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=8).filter(any))
-def test_slots_match_a_loop(lengths: list[int]) -> None:
+def test_padded_indices_match_a_loop(lengths: list[int]) -> None:
     offsets = torch.tensor([0, *lengths]).cumsum(0).int()
-    slots, valid = pad_slots(offsets, max(lengths))
+    slots, valid = padded_indices(offsets, max(lengths))
     rows = [row[keep].tolist() for row, keep in zip(slots, valid, strict=True)]
     starts = offsets.tolist()
     assert rows == [list(range(s, s + n)) for s, n in zip(starts, lengths, strict=False) if n]
@@ -144,8 +151,8 @@ def test_without_a_plan_it_is_sdpa() -> None:
 
 
 @pytest.mark.parametrize(("passed", "reach"), [(None, None), (65, 64)])
-def test_window_and_scale_reach_the_plan(passed: int | None, reach: int | None) -> None:
-    """Transformers gives one more than the tokens seen to each side; the scale may be missing."""
+def test_window_and_scale_are_passed_to_the_plan(passed: int | None, reach: int | None) -> None:
+    """Transformers passes the number of visible tokens per side plus one; scale is optional."""
     seen: list[tuple[object, ...]] = []
 
     def attend(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
@@ -159,3 +166,91 @@ def test_window_and_scale_reach_the_plan(passed: int | None, reach: int | None) 
     )
     torch.testing.assert_close(mixed, value.transpose(1, 2))
     assert seen == [(0.1, SIZE**-0.5, reach)]
+
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=5)
+SCALE = 0.5
+
+
+def draw_states(n_tokens: int, seed: int) -> torch.Tensor:
+    return torch.randn(n_tokens, 2, 4, generator=torch.Generator().manual_seed(seed))
+
+
+@given(LENGTHS)
+def test_causal_and_cross_attention_equal_torch_per_sequence(
+    lengths: list[tuple[int, int]],
+) -> None:
+    tgt, src = make_batch([n for n, _ in lengths]), make_batch([n for _, n in lengths])
+    q, k, v = (draw_states(len(tgt.ids), seed) for seed in range(3))
+    keys, values = (draw_states(len(src.ids), seed) for seed in (3, 4))
+    before = plan_causal_attention(tgt, torch.float32)(q, k, v, 0.0, SCALE, None)
+    across = plan_cross_attention(tgt, src, torch.float32)(q, keys, values, 0.0, SCALE, None)
+    for number in range(len(lengths)):
+        here = slice(*tgt.offsets[number : number + 2].tolist())
+        there = slice(*src.offsets[number : number + 2].tolist())
+        mine = [x[here].transpose(0, 1) for x in (q, k, v)]
+        alone = F.scaled_dot_product_attention(*mine, is_causal=True, scale=SCALE)
+        torch.testing.assert_close(before[here], alone.transpose(0, 1))
+        theirs = [x[there].transpose(0, 1) for x in (keys, values)]
+        alone = F.scaled_dot_product_attention(mine[0], *theirs, scale=SCALE)
+        torch.testing.assert_close(across[here], alone.transpose(0, 1))
+
+
+@given(LENGTHS)
+def test_arguments_of_the_flash_kernel(lengths: list[tuple[int, int]]) -> None:
+    """A replacement for the kernel, which needs a GPU: (-1, 0) means causal."""
+    tgt, src = make_batch([n for n, _ in lengths]), make_batch([n for _, n in lengths])
+
+    def kernel(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cu_seq_q: torch.Tensor,
+        cu_seq_k: torch.Tensor,
+        max_q: int,
+        max_k: int,
+        *,
+        scale: float,
+        window_size: tuple[int, int],
+    ) -> torch.Tensor:
+        assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+        assert (int(cu_seq_q.diff().max()), int(cu_seq_k.diff().max())) == (max_q, max_k)
+        parts = []
+        for number in range(len(cu_seq_q) - 1):
+            mine = query[cu_seq_q[number] : cu_seq_q[number + 1]].transpose(0, 1)
+            there = slice(int(cu_seq_k[number]), int(cu_seq_k[number + 1]))
+            theirs = [x[there].transpose(0, 1) for x in (key, value)]
+            causal = window_size == (-1, 0)
+            mixed = F.scaled_dot_product_attention(mine, *theirs, is_causal=causal, scale=scale)
+            parts.append(mixed.transpose(0, 1))
+        return torch.cat(parts)
+
+    q, k, v = (draw_states(len(tgt.ids), seed) for seed in range(3))
+    keys, values = (draw_states(len(src.ids), seed) for seed in (3, 4))
+    with mock.patch("torch.nn.attention.varlen.varlen_attn", kernel):
+        before = attention.plan_flash(tgt, tgt, causal=True)
+        across = attention.plan_flash(tgt, src, causal=False)
+        found = [before(q, k, v, 0.0, SCALE, None), across(q, keys, values, 0.0, SCALE, None)]
+    wanted = [
+        plan_causal_attention(tgt, torch.float32)(q, k, v, 0.0, SCALE, None),
+        plan_cross_attention(tgt, src, torch.float32)(q, keys, values, 0.0, SCALE, None),
+    ]
+    torch.testing.assert_close(found, wanted)
+
+
+def test_empty_sequences_have_no_effect() -> None:
+    tgt, src = make_batch([2, 0, 3]), make_batch([4, 0, 1])
+    q, keys, values = draw_states(5, 0), draw_states(5, 1), draw_states(5, 2)
+    found = plan_cross_attention(tgt, src, torch.float32)(q, keys, values, 0.0, SCALE, None)
+    full = plan_cross_attention(make_batch([2, 3]), make_batch([4, 1]), torch.float32)(
+        q, keys, values, 0.0, SCALE, None
+    )
+    assert torch.equal(found, full)
+    assert found.isfinite().all()
+
+
+def test_causal_attention_does_not_support_rows() -> None:
+    shape = BatchShape(32, 16, 4, 32)
+    rows = pack(Ragged.of([[7] * 3, [7] * 4]), shape=shape, pad_id=1)
+    with pytest.raises(AssertionError):
+        plan_causal_attention(rows, torch.float32)

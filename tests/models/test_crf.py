@@ -8,12 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from calque.models.crf import LinearChain, allow_spans, log_partition, score_tags
+from calque.models.crf import (
+    ConditionalRandomField,
+    allowed_span_transitions,
+    log_partition,
+    score_tags,
+)
 
 
-def draw(seed: int, n_sequences: int, n_words: int, n_tags: int) -> tuple[LinearChain, Tensor]:
+def draw(
+    seed: int, n_sequences: int, n_words: int, n_tags: int
+) -> tuple[ConditionalRandomField, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    chain = LinearChain(n_tags).double()
+    chain = ConditionalRandomField(n_tags).double()
     with torch.no_grad():
         for weight in chain.parameters():
             weight.normal_(generator=generator)
@@ -21,7 +28,9 @@ def draw(seed: int, n_sequences: int, n_words: int, n_tags: int) -> tuple[Linear
     return chain, torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def enumerate_scores(chain: LinearChain, emissions: Tensor) -> dict[tuple[int, ...], float]:
+def enumerate_scores(
+    chain: ConditionalRandomField, emissions: Tensor
+) -> dict[tuple[int, ...], float]:
     """Score every sequence of tags of one sentence by the definition."""
     start, end, follow = chain.start.tolist(), chain.end.tolist(), chain.transitions.tolist()
     words, found = emissions.tolist(), {}
@@ -81,7 +90,7 @@ NAMES = ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
 @given(seed=st.integers(0, 1000))
 def test_only_valid_spans_are_found_and_the_best_of_them(seed: int) -> None:
     chain, emissions = draw(seed, 1, 4, len(NAMES))
-    follows, begins = allow_spans(NAMES)
+    follows, begins = allowed_span_transitions(NAMES)
     best = chain.decode(emissions, mask_of([4], 4), (follows, begins))[0].tolist()
     scores = enumerate_scores(chain, emissions[0])
     valid = {

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.toy_tokenizers import encode_words
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, DebertaV2Config
 
 from calque.errors import InputError
-from calque.models.deberta import _pad, _share_rows, find_distances
+from calque.models.deberta import RowTable, find_relative_positions
 from calque.models.encoder import Encoder
-from calque.models.loading import HeadlessCheckpoint, build_model
-from calque.models.seq2seq import DecoderPlan, build_seq2seq, start_afresh
+from calque.models.loading import MissingHeadWarning, build_model
+from calque.models.seq2seq import DecoderPlan, build_seq2seq, random_weights
 from calque.models.veco import Veco
-from calque.objectives.base import Marks
-from calque.objectives.masked_lm import join_sides, mark_sides
+from calque.tokens.layout import add_pair_special_tokens, join_sides
 from calque.tokens.ragged import BatchShape, Ragged, pack
-from calque.tokens.tokenizer import encode_sentences, encode_words, load_tokenizer
+from calque.tokens.tokenizer import SpecialTokens, encode_sentences, load_tokenizer
 from calque.types import TokenBatch
 
 WEIGHTS = "model.safetensors"
@@ -43,10 +43,10 @@ def read_pairs(encoder: Encoder, *, reset: bool, rows: bool, n_pairs: int = 3) -
     left, right = (
         Ragged.of([s.tolist() for s in part[:n_pairs]]) for part in (sides[:3], sides[3:])
     )
-    marks = Marks.of(encoder.tokenizer)
-    pairs, positions = join_sides(*mark_sides(left, right, marks), reset=reset)
+    marks = SpecialTokens.of(encoder.tokenizer)
+    pairs, positions = join_sides(*add_pair_special_tokens(left, right, marks), reset=reset)
     shape = BatchShape(192, 64, 6, 192) if rows else None
-    return pack(pairs, positions=positions, shape=shape, pad_id=marks.pad)
+    return pack(pairs, positions=positions, shape=shape, pad_id=marks.pad_id)
 
 
 def sharpen(encoder: Encoder) -> Encoder:
@@ -108,7 +108,7 @@ def test_a_body_alone_loads_with_a_warning(
 ) -> None:
     AutoModel.from_pretrained(folder).save_pretrained(tmp_path / "body")
     deberta_encoder.tokenizer.save_pretrained(tmp_path / "body")
-    with pytest.warns(HeadlessCheckpoint, match="no language-modelling head"):
+    with pytest.warns(MissingHeadWarning, match="no language-modeling head"):
         encoder = Encoder.load(tmp_path / "body")
     ids = torch.tensor([[1, 20, 30, 40, 2]])
     expected = deberta_encoder.model.deberta(ids).last_hidden_state
@@ -132,7 +132,7 @@ def test_weights_of_another_description_are_refused(
     """transformers would leave some of them out, or draw others at random."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    problem = f"tensors are missing, too many or of another shape, first {first}"
+    problem = f"tensors are missing, superfluous or of a wrong shape, first {first}"
     with pytest.raises(InputError, match=problem) as caught:
         Encoder.load(folder)
     assert "\n" not in str(caught.value)
@@ -209,12 +209,12 @@ def test_one_square_of_distances_serves_all_where_positions_count_on(
     rows: bool, deberta_encoder: Encoder
 ) -> None:
     """Their numbers, one for each two tokens and head, are what fills the memory otherwise."""
-    body = deberta_encoder.family.body_of(deberta_encoder.model)
+    body = deberta_encoder.family.get_body(deberta_encoder.model)
     batches = [read_pairs(deberta_encoder, reset=reset, rows=rows) for reset in (False, True)]
     plain = pack(Ragged.of([[1, 5, 6, 2], [1, 7, 2]]), pad_id=0)
     assert [batch.counts_on for batch in (*batches, plain)] == [False, False, True]
-    tables = [_share_rows(batch) if rows else _pad(batch) for batch in batches]
-    found = [find_distances(body, *each) for each in zip(batches, tables, strict=True)]
+    tables = [RowTable.build(batch) for batch in batches]
+    found = [find_relative_positions(body, *each) for each in zip(batches, tables, strict=True)]
     longest = tables[0].shape[1]
     assert [tuple(numbers.shape) for numbers in found if numbers is not None] == [
         (1, 1, longest, longest),
@@ -242,7 +242,7 @@ def test_half_precision_is_finite_and_near(rows: bool, deberta_encoder: Encoder)
 def test_what_it_has_not_is_said(deberta_encoder: Encoder) -> None:
     with pytest.raises(InputError, match="'deberta-v2' have no cross-attention"):
         Veco.plug(deberta_encoder)
-    start = start_afresh(deberta_encoder.config)
+    start = random_weights(deberta_encoder.config)
     with pytest.raises(InputError, match="a deberta-v2 model has no cross-attention"):
         build_seq2seq(DecoderPlan(), start, deberta_encoder.tokenizer)
 

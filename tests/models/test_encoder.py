@@ -176,7 +176,7 @@ def test_states_of_every_layer_and_logits(
     assert len(found) == len(expected) == N_LAYERS + 1
     for mine, theirs in zip(found, expected, strict=True):
         assert_like(keep_real(mine, batch), theirs)
-    features = encoder.predict_features(keep_real(found[-1], batch))
+    features = encoder.lm_features(keep_real(found[-1], batch))
     assert_like(F.linear(features, *encoder.output_layer()), logits)
 
 
@@ -185,7 +185,7 @@ def test_long_rows_attend_padded(
     name: str, models: dict[str, tuple[Encoder, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fixed shape whose rows are too long for dense products still gives the same states."""
-    monkeypatch.setattr(attention, "LONGEST_ROW", 0)
+    monkeypatch.setattr(attention, "MAX_ROW_LENGTH", 0)
     encoder, reference = models[name]
     batch = BATCHES["fixed shape"]
     (found,) = encoder(batch)
@@ -201,19 +201,20 @@ def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("name", "fuses"), [(name, False) for name in CONFIGS] + [(name, True) for name in FUSED]
+    ("name", "use_fused_layers"),
+    [(name, False) for name in CONFIGS] + [(name, True) for name in FUSED],
 )
 def test_gradients_of_every_parameter(
-    name: str, fuses: bool, models: dict[str, tuple[Encoder, Any]]
+    name: str, use_fused_layers: bool, models: dict[str, tuple[Encoder, Any]]
 ) -> None:
     encoder, reference = models[name]
     batch = BATCHES["fixed shape"]
     expected, logits = run_reference(reference, batch)
     theirs = gradients(reference, expected[-1].cos().sum() + logits.cos().sum())
     encoder = Encoder(encoder.model, encoder.tokenizer)
-    encoder.fuses = fuses
+    encoder.use_fused_layers = use_fused_layers
     states = keep_real(encoder(batch)[0], batch)
-    output = F.linear(encoder.predict_features(states), *encoder.output_layer())
+    output = F.linear(encoder.lm_features(states), *encoder.output_layer())
     mine = gradients(encoder.model, states.cos().sum() + output.cos().sum())
     assert mine.keys() == theirs.keys()
     for key, expected_gradient in theirs.items():
@@ -230,7 +231,7 @@ def test_fused_layers_give_the_same_states(
 ) -> None:
     plain = models[name][0]
     fused = Encoder(plain.model, plain.tokenizer)
-    fused.fuses = True
+    fused.use_fused_layers = True
     for mine, theirs in zip(fused(batch, [0, 2, 4]), plain(batch, [0, 2, 4]), strict=True):
         assert_like(mine, theirs)
 
@@ -305,10 +306,10 @@ def test_no_layer_is_computed_beyond_the_one_asked_for(
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a layer too many")
 
-    for later in encoder.family.layers_of(encoder.model)[layer:]:
+    for later in encoder.family.get_layers(encoder.model)[layer:]:
         monkeypatch.setattr(later, "forward", refuse)
     if encoder.family.final_norm is not None:
-        body = encoder.family.body_of(encoder.model)
+        body = encoder.family.get_body(encoder.model)
         monkeypatch.setattr(getattr(body, encoder.family.final_norm), "forward", refuse)
     assert torch.equal(encoder(BATCHES["packed"], [layer])[0], expected)
     with pytest.raises(AssertionError, match="a layer too many"):
@@ -380,7 +381,7 @@ def test_building_leaves_the_configuration_alone() -> None:
     config = CONFIGS["bert"]()
     model = build_model(config)
     AutoModelForMaskedLM.from_config(config, attn_implementation="eager")
-    assert model.config._attn_implementation == attention.NAME
+    assert model.config._attn_implementation == attention.ATTENTION_NAME
 
 
 @each_batch

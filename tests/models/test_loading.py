@@ -1,4 +1,4 @@
-"""Loading and saving: plain folders both ways, and one line for every bad checkpoint."""
+"""Loading and saving plain folders, finding models and tokenizers, errors of bad checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokeni
 from calque.errors import InputError
 from calque.models import loading
 from calque.models.encoder import Encoder
-from calque.models.loading import embedded_models, find_folder
+from calque.models.loading import embedded_models, find_model, find_tokenizer
 from calque.tokens.ragged import Ragged, pack
 from calque.tokens.tokenizer import encode_sentences
 
@@ -39,7 +39,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tiny_folder: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny model, to spoil."""
+    """A copy of the tiny model that tests may damage."""
     return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
 
 
@@ -56,7 +56,7 @@ def plain_states(model: Any, batch: TokenBatch) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_a_saved_folder_is_a_plain_one(
+def test_a_saved_folder_loads_with_transformers(
     tiny_encoder: Encoder, tiny_folder: Path, batch: TokenBatch
 ) -> None:
     (expected,) = tiny_encoder(batch)
@@ -76,7 +76,7 @@ def test_a_saved_folder_is_a_plain_one(
 
 
 @torch.no_grad()
-def test_loading_gives_back_what_was_saved(
+def test_loading_restores_what_was_saved(
     tiny_encoder: Encoder, tiny_folder: Path, batch: TokenBatch
 ) -> None:
     encoder = Encoder.load(tiny_folder)
@@ -101,7 +101,7 @@ def test_tied_weights_are_stored_and_loaded_once(tiny_encoder: Encoder, tiny_fol
 
 @torch.no_grad()
 @pytest.mark.parametrize("given", ["own weights", "a copy of the weights"])
-def test_half_precision_takes_half_the_room(
+def test_half_precision_halves_the_file(
     tiny_encoder: Encoder, tmp_path: Path, batch: TokenBatch, given: str
 ) -> None:
     state = None
@@ -119,7 +119,7 @@ def test_half_precision_takes_half_the_room(
     assert Encoder.load(tmp_path / "half", dtype=torch.bfloat16).model.dtype == torch.bfloat16
 
 
-def test_other_weights_may_be_saved_in_place_of_its_own(
+def test_given_weights_are_saved_instead_of_the_models(
     tiny_encoder: Encoder, tmp_path: Path
 ) -> None:
     state = {key: value + 1 for key, value in tiny_encoder.model.state_dict().items()}
@@ -128,7 +128,7 @@ def test_other_weights_may_be_saved_in_place_of_its_own(
     assert all(torch.equal(loaded[key], value) for key, value in state.items())
 
 
-def test_settings_travel_with_the_model(tiny_encoder: Encoder, tmp_path: Path) -> None:
+def test_settings_are_saved_with_the_model(tiny_encoder: Encoder, tmp_path: Path) -> None:
     encoder = deepcopy(tiny_encoder)
     encoder.model.config.calque = {"retrieval_layer": 3}
     encoder.save(tmp_path, dtype=torch.float16)
@@ -139,10 +139,10 @@ def test_settings_travel_with_the_model(tiny_encoder: Encoder, tmp_path: Path) -
 def test_a_body_alone_loads_with_a_warning(
     tiny_encoder: Encoder, tiny_folder: Path, tmp_path: Path, batch: TokenBatch
 ) -> None:
-    with loading.quiet():
+    with loading.silence_transformers():
         AutoModel.from_pretrained(tiny_folder).save_pretrained(tmp_path)
     tiny_encoder.tokenizer.save_pretrained(tmp_path)
-    with pytest.warns(loading.HeadlessCheckpoint, match="no language-modelling head"):
+    with pytest.warns(loading.MissingHeadWarning, match="no language-modeling head"):
         encoder = Encoder.load(tmp_path)
     torch.testing.assert_close(encoder(batch)[0], tiny_encoder(batch)[0])
 
@@ -199,7 +199,7 @@ def remove(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
-MISMATCH = r"tensors are missing, too many or of another shape, first \S*{}"
+MISMATCH = r"tensors are missing, superfluous or of a wrong shape, first \S*{}"
 BELONG = r"\(config.json and the weights do not belong together\)"
 
 
@@ -207,7 +207,7 @@ BELONG = r"\(config.json and the weights do not belong together\)"
     ("spoil", "problem"),
     [
         (use_pickle, r"pytorch_model\.bin is a pickle, which can run code.*safetensors only"),
-        (remove(WEIGHTS), r"no model\.safetensors here"),
+        (remove(WEIGHTS), r"this folder has no model\.safetensors"),
         (keep_bytes(-1), r"the weights cannot be read: .*\(copy the checkpoint again"),
         (keep_bytes(3000), r"the weights cannot be read: .*\(copy the checkpoint again"),
         (keep_bytes(0), r"the weights cannot be read: .*\(copy the checkpoint again"),
@@ -221,15 +221,15 @@ BELONG = r"\(config.json and the weights do not belong together\)"
         (set_config(model_type="t5"), r"type 't5' are not supported \(use one of bert, roberta"),
         (set_config(model_type="nobody"), "type 'nobody' are not supported"),
         (write_config("{}"), "type None are not supported"),
-        (write_config("[1]"), "not the configuration of a model"),
-        (write_config("{"), "not the configuration of a model"),
+        (write_config("[1]"), "this is not the configuration of a model"),
+        (write_config("{"), "this is not the configuration of a model"),
         (set_config(hidden_size="wide"), "not the configuration of a model.*hidden_size"),
-        (remove("config.json"), r"no config\.json here"),
-        (grow_tokenizer, "the tokenizer has 1502 entries but the model 1500 embeddings"),
-        (remove("tokenizer.json"), "no tokenizer here"),
+        (remove("config.json"), r"this folder has no config\.json"),
+        (grow_tokenizer, "the tokenizer has 1502 entries but the model has 1500 embeddings"),
+        (remove("tokenizer.json"), "the folder has no tokenizer"),
     ],
 )
-def test_a_bad_checkpoint_is_one_line(
+def test_errors_of_bad_checkpoints(
     spoil: Callable[[Path], object], problem: str, folder: Path
 ) -> None:
     spoil(folder)
@@ -254,28 +254,77 @@ def test_code_in_a_folder_is_not_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("nobody/has-this-model", r"no such folder, and the hub gave: .*\(check the name"),
-        ("has-no-owner-either", r"no such folder, and the hub gave: .*\(check the name"),
-        ("not/a/hub/name", r"no such folder, and not a hub name \(check the name"),
+        (
+            "nobody/has-this-model",
+            r"no such folder.*\(download it first with `hf download",
+        ),
+        (
+            "has-no-owner-either",
+            r"no such folder.*\(download it first with `hf download",
+        ),
+        ("not/a/hub/name", r"no such folder, and this is not a hub name \(give a folder"),
     ],
 )
-def test_an_unknown_name_is_one_line(name: str, problem: str) -> None:
+def test_errors_of_unknown_names(name: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem) as caught:
         Encoder.load(name)
     assert str(caught.value).startswith(f"{name}: ")
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_is_no_folder(tiny_folder: Path) -> None:
+def test_a_file_is_not_a_folder(tiny_folder: Path) -> None:
     with pytest.raises(InputError, match=r"config\.json: this is a file \(give the model's folder"):
-        find_folder(tiny_folder / "config.json")
+        find_model(tiny_folder / "config.json")
 
 
 def test_embedded_models_are_found_by_name(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data" / "models").mkdir(parents=True)
-    shutil.copytree(tiny_folder, tmp_path / "data" / "models" / loading.EMBEDDED)
+    shutil.copytree(tiny_folder, tmp_path / "data" / "models" / loading.EMBEDDED_MODEL)
     monkeypatch.setattr("calque.models.loading.resources.files", lambda package: tmp_path)
     assert list(embedded_models()) == ["calque-mini"]
     assert Encoder.load().folder == Encoder.load("calque-mini").folder
+
+
+@pytest.mark.parametrize("find", [find_model, find_tokenizer])
+def test_a_hub_name_without_network_is_one_error(
+    find: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The hub is asked, cannot be reached, and the error says what to do."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(InputError) as caught:
+        find("someone/some-model")
+    message = str(caught.value)
+    assert message.startswith("someone/some-model: there is no such folder, and the hub could not")
+    assert "Connection refused" in message
+    assert message.endswith(
+        "(download it first with `hf download someone/some-model`, give a folder, "
+        "or use calque-mini)"
+    )
+
+
+def test_a_cached_model_is_found_without_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--someone--some-model"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    assert find_model("someone/some-model") == snapshot
+
+
+def test_tokenizers_are_found_like_models(tiny_folder: Path) -> None:
+    assert find_tokenizer(str(tiny_folder)) == tiny_folder
+    assert find_tokenizer("calque-mini") == find_tokenizer() == find_model()

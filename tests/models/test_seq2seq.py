@@ -1,4 +1,4 @@
-"""Encoder–decoders: Hugging Face's numbers from packed text, and folders that anyone loads."""
+"""Encoder–decoders: parity with Hugging Face on packed text, saved folders, initial weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from calque.models.seq2seq import (
     DecoderPlan,
     Seq2Seq,
     build_seq2seq,
-    read_weights,
-    start_afresh,
-    without_languages,
+    drop_language_tokens,
+    random_weights,
+    read_initial_weights,
 )
 from calque.models.veco import Veco
 from calque.tokens.ragged import Ragged, pack
@@ -74,13 +74,13 @@ def predict_packed(model: Seq2Seq) -> Tensor:
     with torch.no_grad():
         (memory,) = model(src)
         states = model.decode(tgt, src, memory)
-        return F.linear(model.predict_features(states), *model.output_layer())
+        return F.linear(model.lm_features(states), *model.output_layer())
 
 
 @pytest.fixture
 def made(tiny_tokenizer: PreTrainedTokenizerFast) -> Seq2Seq:
     config = make_config("xlm-roberta", len(tiny_tokenizer))
-    return build_seq2seq(DecoderPlan(tie="nothing"), start_afresh(config), tiny_tokenizer).eval()
+    return build_seq2seq(DecoderPlan(tie="nothing"), random_weights(config), tiny_tokenizer).eval()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,13 +90,13 @@ def test_packed_text_gives_hugging_face_s_numbers_and_a_folder_for_anyone(
 ) -> None:
     from transformers import EncoderDecoderModel
 
-    start = start_afresh(make_config(kind, len(tiny_tokenizer)))
+    start = random_weights(make_config(kind, len(tiny_tokenizer)))
     plan = DecoderPlan(tie=tie, languages=("de",), layers=2)
     model = build_seq2seq(plan, start, tiny_tokenizer).eval()
     wanted = predict(model.model)
     torch.testing.assert_close(predict_packed(model), wanted, atol=1e-5, rtol=1e-5)
     if model.can_fuse:
-        model.fuses = True
+        model.use_fused_layers = True
         torch.testing.assert_close(predict_packed(model), wanted, atol=1e-5, rtol=1e-5)
     model.save(tmp_path)
     loaded, info = EncoderDecoderModel.from_pretrained(tmp_path, output_loading_info=True)
@@ -105,12 +105,12 @@ def test_packed_text_gives_hugging_face_s_numbers_and_a_folder_for_anyone(
     assert loaded.generation_config.decoder_start_token_id == len(tiny_tokenizer)
     assert loaded.generation_config.num_beams == 5
     again = Seq2Seq.load(tmp_path)
-    assert again.targets == {"de": len(tiny_tokenizer)}
+    assert again.start_tokens == {"de": len(tiny_tokenizer)}
     assert torch.equal(predict(again.model), wanted)
 
 
 def test_tied_weights_are_one_and_stay_one(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    start = start_afresh(make_config("xlm-roberta", len(tiny_tokenizer)))
+    start = random_weights(make_config("xlm-roberta", len(tiny_tokenizer)))
     sizes = {}
     for tie in ("nothing", "embeddings", "all"):
         plan = DecoderPlan(tie=tie, layers=2)  # type: ignore[arg-type]
@@ -136,8 +136,8 @@ def test_layers_come_from_where_they_are_asked_for(
     which: Any, numbers: list[int], tiny_folder: Path, tiny_encoder: Encoder
 ) -> None:
     plan = DecoderPlan(layers=2, which=which, tie="nothing")
-    model = build_seq2seq(plan, read_weights(tiny_folder, plan), tiny_encoder.tokenizer)
-    theirs = tiny_encoder.family.layers_of(tiny_encoder.model)
+    model = build_seq2seq(plan, read_initial_weights(tiny_folder, plan), tiny_encoder.tokenizer)
+    theirs = tiny_encoder.family.get_layers(tiny_encoder.model)
     for number, layer in zip(numbers, model.model.decoder.roberta.encoder.layer, strict=True):
         ours = dict(layer.named_parameters())
         for name, weight in theirs[number].named_parameters():
@@ -153,14 +153,16 @@ def test_layers_come_from_where_they_are_asked_for(
 def test_embeddings_beyond_the_tokenizer_are_kept(
     kind: str, n_spare: int, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    """Published encoders often have embeddings to a round number, more than tokens."""
+    """Published encoders often have more embeddings than tokens."""
     from transformers import AutoModelForMaskedLM, EncoderDecoderModel
 
     n_rows = len(tiny_tokenizer) + n_spare
     encoder = Encoder(build_model(make_config(kind, n_rows)), tiny_tokenizer).eval()
     encoder.save(tmp_path / "start")
     plan = DecoderPlan(tie="all", languages=("de", "en"))
-    model = build_seq2seq(plan, read_weights(tmp_path / "start", plan), tiny_tokenizer).eval()
+    model = build_seq2seq(
+        plan, read_initial_weights(tmp_path / "start", plan), tiny_tokenizer
+    ).eval()
     table, head = model.output_layer()[0], encoder.output_layer()[0]
     assert len(table) == max(n_rows, len(tiny_tokenizer) + 2)
     assert torch.equal(table[:n_rows], head)
@@ -175,10 +177,12 @@ def test_embeddings_beyond_the_tokenizer_are_kept(
     torch.testing.assert_close(alone(ids).logits[..., :n_rows], before)
 
 
-def test_the_seed_decides_what_no_folder_gives(tiny_folder: Path, tiny_encoder: Encoder) -> None:
+def test_missing_weights_are_drawn_from_the_seed(tiny_folder: Path, tiny_encoder: Encoder) -> None:
     plan = DecoderPlan()
     made = [
-        build_seq2seq(plan, read_weights(tiny_folder, plan), tiny_encoder.tokenizer, seed=seed)
+        build_seq2seq(
+            plan, read_initial_weights(tiny_folder, plan), tiny_encoder.tokenizer, seed=seed
+        )
         for seed in (1, 1, 2)
     ]
     names = [name for name in made[0].state_dict() if "crossattention.self.query.weight" in name]
@@ -190,7 +194,7 @@ def test_the_seed_decides_what_no_folder_gives(tiny_folder: Path, tiny_encoder: 
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_veco_gives_its_cross_attention(
+def test_cross_attention_of_veco_is_used(
     inside: bool, tiny_encoder: Encoder, tmp_path: Path
 ) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -200,12 +204,12 @@ def test_veco_gives_its_cross_attention(
     veco.publish(tmp_path / "model", dtype=torch.float32, state=veco.model.state_dict())
     folder = tmp_path / "model" if inside else tmp_path / "model" / "veco"
     plan = DecoderPlan(tie="all")
-    model = build_seq2seq(plan, read_weights(folder, plan), tiny_encoder.tokenizer)
+    model = build_seq2seq(plan, read_initial_weights(folder, plan), tiny_encoder.tokenizer)
     theirs = veco.model.state_dict()
     for name, weight in model.model.decoder.state_dict().items():
         assert torch.equal(weight, theirs[name]), name
     bare = DecoderPlan(cross_attention="random")
-    other = build_seq2seq(bare, read_weights(folder, bare), tiny_encoder.tokenizer)
+    other = build_seq2seq(bare, read_initial_weights(folder, bare), tiny_encoder.tokenizer)
     for name, weight in other.model.decoder.state_dict().items():
         if name.endswith("crossattention.self.query.weight"):
             assert not torch.equal(weight, theirs[name])
@@ -213,14 +217,14 @@ def test_veco_gives_its_cross_attention(
             assert torch.equal(weight, theirs[name]), name
 
 
-def test_a_finished_one_is_a_start_and_its_encoder_an_encoder(
+def test_initial_weights_from_an_encoder_decoder_and_its_encoder_folder(
     made: Seq2Seq, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForMaskedLM
 
     made.publish(tmp_path, dtype=torch.float32, state=made.model.state_dict())
     plan = DecoderPlan(tie="nothing", languages=("de", "en"))
-    again = build_seq2seq(plan, read_weights(tmp_path, plan), made.tokenizer).eval()
+    again = build_seq2seq(plan, read_initial_weights(tmp_path, plan), made.tokenizer).eval()
     assert len(again.tokenizer) == len(made.tokenizer) + 2
     assert again.output_layer()[0].shape[0] == len(again.tokenizer)
     n_known = len(made.tokenizer)
@@ -231,49 +235,49 @@ def test_a_finished_one_is_a_start_and_its_encoder_an_encoder(
     _, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "encoder", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     shallow = DecoderPlan(tie="nothing", layers=1)
-    last = build_seq2seq(shallow, read_weights(tmp_path, shallow), made.tokenizer)
+    last = build_seq2seq(shallow, read_initial_weights(tmp_path, shallow), made.tokenizer)
     ours = last.model.decoder.roberta.encoder.layer[0].state_dict()
     for name, weight in made.model.decoder.roberta.encoder.layer[2].state_dict().items():
         assert torch.equal(weight, ours[name])
     with pytest.raises(InputError, match=r"this is an encoder–decoder \(give .*/encoder\)"):
         Encoder.load(tmp_path)
     tied = DecoderPlan(tie="all")
-    with pytest.raises(InputError, match=r"other weights than its encoder \(set model.decoder.tie"):
-        build_seq2seq(tied, read_weights(tmp_path, tied), made.tokenizer)
+    with pytest.raises(InputError, match=r"different weights \(set model.decoder.tie"):
+        build_seq2seq(tied, read_initial_weights(tmp_path, tied), made.tokenizer)
 
 
-def test_a_start_hands_on_the_languages_that_it_begins_with(made: Seq2Seq, tmp_path: Path) -> None:
+def test_languages_are_taken_from_the_initial_weights(made: Seq2Seq, tmp_path: Path) -> None:
     plan = DecoderPlan(tie="nothing", languages=("de", "en"))
-    start = start_afresh(made.config)
+    start = random_weights(made.config)
     first = build_seq2seq(plan, start, made.tokenizer)
     first.save(tmp_path)
     silent = DecoderPlan(tie="nothing")
-    again = build_seq2seq(silent, read_weights(tmp_path, silent), first.tokenizer)
-    assert again.targets == first.targets
-    assert again.default_start == first.targets["de"]
+    again = build_seq2seq(silent, read_initial_weights(tmp_path, silent), first.tokenizer)
+    assert again.start_tokens == first.start_tokens
+    assert again.default_start_token == first.start_tokens["de"]
     other = DecoderPlan(tie="nothing", languages=("en",))
-    less = build_seq2seq(other, read_weights(tmp_path, other), first.tokenizer)
-    assert less.targets == {"en": first.targets["en"]}
+    less = build_seq2seq(other, read_initial_weights(tmp_path, other), first.tokenizer)
+    assert less.start_tokens == {"en": first.start_tokens["en"]}
 
 
-def test_ties_that_can_be_kept_are_proposed(made: Seq2Seq, tmp_path: Path) -> None:
-    """A decoder that shares the embeddings and has moved apart otherwise."""
+def test_the_error_proposes_a_possible_tie(made: Seq2Seq, tmp_path: Path) -> None:
+    """The decoder shares only the embeddings."""
     plan = DecoderPlan(tie="embeddings")
-    build_seq2seq(plan, start_afresh(made.config), made.tokenizer).save(tmp_path)
+    build_seq2seq(plan, random_weights(made.config), made.tokenizer).save(tmp_path)
     tied = DecoderPlan(tie="all")
     with pytest.raises(InputError, match=r"\(set model.decoder.tie=embeddings\)"):
-        build_seq2seq(tied, read_weights(tmp_path, tied), made.tokenizer)
-    build_seq2seq(plan, read_weights(tmp_path, plan), made.tokenizer)
+        build_seq2seq(tied, read_initial_weights(tmp_path, tied), made.tokenizer)
+    build_seq2seq(plan, read_initial_weights(tmp_path, plan), made.tokenizer)
 
 
-def test_anyone_s_encoder_decoder_is_loaded(tiny_folder: Path, tmp_path: Path) -> None:
-    """Hugging Face leaves open which token the decoder begins with, until someone says so."""
+def test_other_encoder_decoders_can_be_loaded(tiny_folder: Path, tmp_path: Path) -> None:
+    """In these, decoder_start_token_id may be missing."""
     from transformers import AutoTokenizer, EncoderDecoderModel
 
     model: Any = EncoderDecoderModel.from_encoder_decoder_pretrained(tiny_folder, tiny_folder)
     AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path)
     model.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"which token its decoder begins with \(set decoder_"):
+    with pytest.raises(InputError, match=r"first token of the decoder is not .* \(set decoder_"):
         Seq2Seq.load(tmp_path).start_token(None)
     model.generation_config.decoder_start_token_id = 7
     model.save_pretrained(tmp_path)
@@ -296,36 +300,36 @@ def test_half_precision_is_stored_and_loaded(made: Seq2Seq, tmp_path: Path) -> N
     assert Seq2Seq.load(tmp_path).model.dtype == torch.float32
 
 
-def test_a_gradient_reaches_every_weight_that_is_trained(made: Seq2Seq) -> None:
+def test_every_trained_weight_gets_a_gradient(made: Seq2Seq) -> None:
     src, tgt = (pack(Ragged.of(rows), pad_id=1) for rows in (SRC, TGT))
     states = made.decode(tgt, src, made(src)[0])
-    F.linear(made.predict_features(states), *made.output_layer()).logsumexp(-1).sum().backward()
+    F.linear(made.lm_features(states), *made.output_layer()).logsumexp(-1).sum().backward()
     for name, weight in made.named_parameters():
         assert (weight.grad is not None) == weight.requires_grad, name
         assert weight.requires_grad == (".pooler." not in name)
 
 
-def test_vocabularies_are_compared_without_languages() -> None:
-    assert without_languages({"<s>": 0, "<2de>": 5, "<2zh_cn>": 6, "2de": 7}) == {
+def test_language_tokens_are_dropped_from_vocabularies() -> None:
+    assert drop_language_tokens({"<s>": 0, "<2de>": 5, "<2zh_cn>": 6, "2de": 7}) == {
         "<s>": 0,
         "2de": 7,
     }
 
 
-def test_mistakes_are_said(
+def test_errors(
     made: Seq2Seq, tiny_tokenizer: PreTrainedTokenizerFast, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    start = start_afresh(make_config("xlm-roberta", len(tiny_tokenizer)))
-    with pytest.raises(InputError, match=r"decoder.layers=9, but there are 3 \(lower"):
+    start = random_weights(make_config("xlm-roberta", len(tiny_tokenizer)))
+    with pytest.raises(InputError, match=r"decoder.layers=9, but the model has 3 layers \(lower"):
         build_seq2seq(DecoderPlan(layers=9), start, tiny_tokenizer)
     config = make_config("modernbert", len(tiny_tokenizer))
     with pytest.raises(InputError, match="a modernbert model has no cross-attention"):
-        build_seq2seq(DecoderPlan(), start_afresh(config), tiny_tokenizer)
-    with pytest.raises(InputError, match="xlm-roberta is no encoder–decoder"):
+        build_seq2seq(DecoderPlan(), random_weights(config), tiny_tokenizer)
+    with pytest.raises(InputError, match="this xlm-roberta model is not an encoder–decoder"):
         Seq2Seq.load(tiny_folder)
-    with pytest.raises(InputError, match=r"no config.json here"):
+    with pytest.raises(InputError, match=r"no config\.json"):
         Seq2Seq.load(tmp_path)
-    with pytest.raises(InputError, match="no model given"):
+    with pytest.raises(InputError, match="no model is given"):
         Seq2Seq.load()
     made.save(tmp_path / "cut")
     weights = tmp_path / "cut" / "model.safetensors"

@@ -1,18 +1,23 @@
+"""The transfer probe and its linear tagger against scikit-learn."""
+
 from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from calque.errors import InputError
 from calque.io.conllu import TaggedSentence, read_tagged
 from calque.models.encoder import Encoder
-from calque.models.pooling import encode_words, lay_out_words
-from calque.models.tag_probe import TagProbe, TransferScores
+from calque.models.pooling import batch_words, encode_first_subwords
+from calque.models.tag_probe import TagProbe, TransferScores, fit_tagger
 
 TAGGED = Path(__file__).parent.parent / "data" / "tagged"
 TESTS = {"en": "en_ewt-dev.conllu", "de": "de_gsd-dev.conllu.xz", "zh": "dev-zh.tsv"}
@@ -34,8 +39,8 @@ def test_scores_are_those_of_scikit_learn(probe: TagProbe, tiny_encoder: Encoder
     found = probe.measure(tiny_encoder, [layer])[layer]
 
     def read(sentences: list[TaggedSentence]) -> tuple[object, list[str]]:
-        layout = lay_out_words(tiny_encoder, [sentence.words for sentence in sentences])
-        states = encode_words(tiny_encoder, layout, [layer])[0].double().numpy()
+        layout = batch_words(tiny_encoder, [sentence.words for sentence in sentences])
+        states = encode_first_subwords(tiny_encoder, layout, [layer])[0].double().numpy()
         return states, [tag for sentence in sentences for tag in sentence.tags]
 
     states, tags = read(train)
@@ -78,7 +83,7 @@ def test_the_gap_by_hand() -> None:
     assert scores.gap == pytest.approx(0.4)
 
 
-def test_what_cannot_be_right_is_wrong_and_told(tiny_encoder: Encoder) -> None:
+def test_words_with_unknown_tags_or_no_subword_count_as_wrong(tiny_encoder: Encoder) -> None:
     train = [tag("the/DET", "cat/NOUN"), tag("the/DET", "dog/NOUN"), tag("a/DET", "cat/NOUN")]
     tests = {
         "en": [tag("the/DET", "cat/NOUN")],
@@ -89,8 +94,8 @@ def test_what_cannot_be_right_is_wrong_and_told(tiny_encoder: Encoder) -> None:
     found = probe.measure(tiny_encoder, [0])[0]
     assert found.scores == {"en": 1.0, "de": pytest.approx(1 / 3)}
     assert probe.describe() == (
-        "3 sentences of en with 2 tags, tests of 2 languages with 5 words; 1 have tags unknown in"
-        " en (FOO); 1 words have no subword; 1 words without a tag left out"
+        "3 sentences of en with 2 tags, tests in 2 languages with 5 words; 1 have tags that en"
+        " does not have (FOO); 1 words have no subword; 1 words without a tag are ignored"
     )
 
 
@@ -114,9 +119,12 @@ def test_spans_are_scored_whole(tiny_encoder: Encoder) -> None:
 @pytest.mark.parametrize(
     ("tests", "message"),
     [
-        ({"de": [("a/X", "b/Y")], "fr": [("a/X", "b/Y")]}, "no test of its source 'en'"),
-        ({"en": [("a/X", "b/Y")]}, "no language beside 'en'"),
-        ({"en": [("a/X",)], "de": [("a/_",)]}, "the probe's de has no tags"),
+        (
+            {"de": [("a/X", "b/Y")], "fr": [("a/X", "b/Y")]},
+            "no test data in its source",
+        ),
+        ({"en": [("a/X", "b/Y")]}, "test data in 'en' only"),
+        ({"en": [("a/X",)], "de": [("a/_",)]}, "test data of the probe has no tags in de"),
     ],
 )
 def test_bad_tests(tiny_encoder: Encoder, tests: dict[str, object], message: str) -> None:
@@ -127,7 +135,71 @@ def test_bad_tests(tiny_encoder: Encoder, tests: dict[str, object], message: str
 
 def test_bad_tags(tiny_encoder: Encoder) -> None:
     tests = {"en": [tag("a/X", "b/Y")], "de": [tag("a/X")]}
-    with pytest.raises(InputError, match="the probe's en has 1 tags"):
+    with pytest.raises(InputError, match="probe has 1 different tags in en"):
         TagProbe(tiny_encoder, [tag("a/X")], tests, source="en")
     with pytest.raises(InputError, match="'X' is not a tag of a span"):
         TagProbe(tiny_encoder, [tag("a/X", "b/O")], tests, source="en", metric="span_f1")
+
+
+def draw(n_words: int, n_features: int, n_classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """States of unequal spread and place, and labels that depend on them in part."""
+    generator = np.random.default_rng(seed)
+    states = generator.normal(size=(n_words, n_features)).astype(np.float32)
+    scores = states @ generator.normal(size=(n_features, n_classes))
+    labels = (scores + generator.gumbel(size=scores.shape)).argmax(axis=1)
+    labels[:n_classes] = np.arange(n_classes)
+    states = states * generator.uniform(0.1, 5, n_features) + generator.normal(size=n_features)
+    return states.astype(np.float32), labels
+
+
+@settings(max_examples=10)
+@given(st.integers(2, 5), st.integers(0, 100), st.sampled_from([0.003, 0.03, 0.3]))
+def test_it_is_scikit_learns_logistic_regression(n_classes: int, seed: int, penalty: float) -> None:
+    states, labels = draw(200, 6, n_classes, seed)
+    tagger = fit_tagger(
+        torch.from_numpy(states),
+        torch.from_numpy(labels),
+        n_classes,
+        penalty=penalty,
+        max_iterations=300,
+    )
+    scaler = StandardScaler().fit(states.astype(np.float64))
+    # Two classes are one score there, and two here: that halves the penalty.
+    strength = 1 / (penalty * len(states)) * (2 if n_classes == 2 else 1)
+    peer = LogisticRegression(C=strength, tol=1e-8, max_iter=2000)
+    peer.fit(scaler.transform(states.astype(np.float64)), labels)
+    mine = torch.softmax(torch.from_numpy(states) @ tagger.weight + tagger.bias, dim=1).numpy()
+    theirs = peer.predict_proba(scaler.transform(states.astype(np.float64)))
+    np.testing.assert_allclose(mine, theirs, atol=2e-3)
+    found = tagger.predict(torch.from_numpy(states)).numpy()
+    assert (found == peer.predict(scaler.transform(states.astype(np.float64)))).mean() > 0.97
+
+
+def test_a_feature_that_never_varies_does_no_harm() -> None:
+    states, labels = draw(100, 4, 3, seed=1)
+    wide = np.concatenate([states, np.full((100, 1), 7.0, dtype=np.float32)], axis=1)
+    for inputs in (states, wide):
+        tagger = fit_tagger(torch.from_numpy(inputs), torch.from_numpy(labels), 3)
+        found = tagger.predict(torch.from_numpy(inputs)).numpy()
+        assert (found == labels).mean() > 0.6
+        assert bool(tagger.weight.isfinite().all())
+
+
+def test_the_same_states_give_the_same_tagger_and_draw_nothing() -> None:
+    states, labels = (torch.from_numpy(array) for array in draw(150, 5, 4, seed=2))
+    before = torch.random.get_rng_state()
+    first, second = (fit_tagger(states, labels, 4) for _ in range(2))
+    assert torch.equal(first.weight, second.weight)
+    assert torch.equal(first.bias, second.bias)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_half_precision_around_it_changes_nothing() -> None:
+    states, labels = (torch.from_numpy(array) for array in draw(150, 5, 4, seed=3))
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = fit_tagger(states, labels, 4)
+        found = inside.predict(states)
+    outside = fit_tagger(states, labels, 4)
+    assert torch.equal(inside.weight, outside.weight)
+    assert torch.equal(inside.bias, outside.bias)
+    assert torch.equal(found, outside.predict(states))

@@ -1,9 +1,7 @@
-"""Dependency arcs and their relations by biaffine scores (Dozat and Manning, 2017).
+"""Biaffine dependency parsing (Dozat and Manning, 2017) and decoding of the best tree.
 
-Trees out of scores: every word's head, such that all hang together under exactly one root.
-
-Chu and Liu's and Edmonds' algorithm on arrays. Most sentences of a trained parser need none of it:
-where every word's best head makes a tree already, no other can be better.
+Trees are decoded with the algorithm of Chu and Liu and of Edmonds. Most sentences of a trained
+parser do not need it: if every word's best head already gives a tree, no tree can be better.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from calque.models.attention import spread_rows
+from calque.models.attention import scatter_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,13 +26,13 @@ if TYPE_CHECKING:
 ARC_SIZE, RELATION_SIZE = 500, 100
 DROPOUT = 0.33
 SLOPE = 0.1
-# What a head that is no word scores: far below any other, and finite.
-IMPOSSIBLE = -1e6
+# The score of a head that is padding: far below any other, but finite.
+IMPOSSIBLE_SCORE = -1e6
 
 
 @dataclass(frozen=True, slots=True)
-class WordViews:
-    """All tokens of a batch, and the root as the last row, in the four parts they can play."""
+class BiaffineFeatures:
+    """Features of all tokens of a batch, with the root as the last row, in their four roles."""
 
     arc_words: Float[Tensor, "rows arc"]
     arc_heads: Float[Tensor, "rows arc"]
@@ -45,8 +43,8 @@ class WordViews:
 class BiaffineHead(nn.Module):
     """Scores every word of a sentence as the head of every other, and the relations of arcs.
 
-    s(d, h) = dᵀUh + uᵀh for arcs, and for each relation [d; 1]ᵀV[h; 1]; d and h are what two small
-    networks make of the states of word and head. The root has a state of its own, which is learnt.
+    Arcs: s(d, h) = dᵀUh + uᵀh. Relations: [d; 1]ᵀV[h; 1] for each relation. d and h are computed
+    from the states of word and head by one small network each. The root has a learned state.
     """
 
     def __init__(
@@ -72,38 +70,38 @@ class BiaffineHead(nn.Module):
         self.relation = nn.Parameter(torch.zeros(wide, n_relations, wide))
         self.dropout = nn.Dropout(dropout)
 
-    def view(self, states: Float[Tensor, "tokens hidden"]) -> WordViews:
-        """Give the parts that tokens, and the root after them, can play."""
+    def view(self, states: Float[Tensor, "tokens hidden"]) -> BiaffineFeatures:
+        """Return the features of all tokens and, after them, of the root."""
         rows = torch.cat([states, self.root[None].to(states.dtype)])
-        made = self.dropout(F.leaky_relu(self.project(rows), SLOPE))
-        return WordViews(*made.split(self.sizes, dim=1))
+        projected = self.dropout(F.leaky_relu(self.project(rows), SLOPE))
+        return BiaffineFeatures(*projected.split(self.sizes, dim=1))
 
     def score_arcs(
         self,
-        views: WordViews,
+        views: BiaffineFeatures,
         cells: Int[Tensor, "tokens"],
         is_word: Bool[Tensor, "sentences words"],
     ) -> Float[Tensor, "sentences words heads"]:
-        """Score the heads of all words of padded sentences; head 0 is the root.
+        """Return the scores of all heads of all words of padded sentences; head 0 is the root.
 
-        `cells` are the places of rows among sentences × words, counted row by row, or their number
-        for a row that is no word. The scores are of single precision: half of it would make equals
-        of many.
+        `cells` are the flat indices of tokens in the table of sentences × words; tokens that are
+        not first subwords have the index n_cells. Scores are in single precision: half precision
+        would make many of them equal.
         """
-        words = spread_rows(views.arc_words[:-1] @ self.arc + self.arc_bias, cells, is_word.shape)
-        heads = spread_rows(views.arc_heads[:-1], cells, is_word.shape)
+        words = scatter_rows(views.arc_words[:-1] @ self.arc + self.arc_bias, cells, is_word.shape)
+        heads = scatter_rows(views.arc_heads[:-1], cells, is_word.shape)
         root = views.arc_heads[-1].expand(len(is_word), 1, -1)
         wide = torch.promote_types(words.dtype, torch.float32)
         with torch.autocast(words.device.type, enabled=False):
             scores = words.to(wide) @ torch.cat([root, heads], dim=1).to(wide).transpose(1, 2)
-        return scores.masked_fill(~F.pad(is_word, (1, 0), value=True)[:, None], IMPOSSIBLE)
+        return scores.masked_fill(~F.pad(is_word, (1, 0), value=True)[:, None], IMPOSSIBLE_SCORE)
 
     def score_relations(
-        self, views: WordViews, heads: Int[Tensor, "tokens"]
+        self, views: BiaffineFeatures, heads: Int[Tensor, "tokens"]
     ) -> Float[Tensor, "tokens relations"]:
-        """Score the relations of all rows but the root's to their heads, which are rows too."""
+        """Return the scores of the relations of all tokens to their heads, given as row numbers."""
         words = F.pad(views.relation_words[:-1], (0, 1), value=1.0)
-        # The gradient of an embedding adds up rows that many words share; that of indexing crawls.
+        # `F.embedding` because the gradient of plain indexing is slow when words share a head.
         above = F.embedding(heads, F.pad(views.relation_heads, (0, 1), value=1.0))
         weighted = (words @ self.relation.flatten(1)).view(-1, *self.relation.shape[1:])
         scores: Tensor = (weighted @ above[:, :, None])[..., 0]
@@ -112,10 +110,10 @@ class BiaffineHead(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Contraction:
-    """A cycle that became one node, its first, and the way back.
+    """A cycle that was contracted to its first node, and how to expand it again.
 
-    `heads` are those of its nodes along the cycle; `leaving[d]` is the best head inside for node d,
-    `entering[h]` the node inside that h would be head of.
+    `heads` are the heads of its nodes along the cycle; `leaving[d]` is the best head inside the
+    cycle for node d, `entering[h]` the node of the cycle that h would be the head of.
     """
 
     cycle: IntArray
@@ -127,17 +125,17 @@ class _Contraction:
 def decode_trees(
     scores: Float[np.ndarray, "sentences words heads"], n_words: Int[np.ndarray, "sentences"]
 ) -> tuple[Int[np.ndarray, "sentences words"], int]:
-    """Find the best tree of every sentence of a padded batch; count those that needed a search.
+    """Return the best tree of every sentence of a padded batch, and how many needed a search.
 
-    `scores[s, d, h]` is that of head h for word d of sentence s; head 0 is the root, head h the
-    h-th word. Heads of padding are 0.
+    `scores[s, d, h]` is the score of head h for word d of sentence s; head 0 is the root, head h
+    the h-th word. Heads of padding are 0.
     """
     scores = np.array(scores, dtype=np.float64)
     size = scores.shape[1]
     words = np.arange(size)
     is_word = words < n_words[:, None]
     if not np.isfinite(scores[is_word]).all():
-        raise ValueError("a parser's scores must be finite")
+        raise ValueError("the scores of a parser must be finite")
     scores[:, words, words + 1] = -np.inf  # no word is its own head
     scores[:, :, 1:][~np.broadcast_to(is_word[:, None, :], (len(scores), size, size))] = -np.inf
     heads: IntArray = np.where(is_word, scores.argmax(axis=2), 0)
@@ -151,13 +149,13 @@ def decode_trees(
 def are_trees(
     heads: Int[np.ndarray, "sentences words"], is_word: Bool[np.ndarray, "sentences words"]
 ) -> Bool[np.ndarray, "sentences"]:
-    """Tell which rows of heads are trees with one root: from every word the root is reached.
+    """Return which rows of heads are trees with exactly one root.
 
     >>> are_trees(np.array([[2, 0], [2, 1], [0, 0]]), np.ones((3, 2), dtype=bool)).tolist()
     [True, False, False]
     """
     above = np.pad(np.where(is_word, heads, 0), ((0, 0), (1, 0)))
-    for _ in range(max(1, heads.shape[1].bit_length())):  # each round doubles the steps made
+    for _ in range(max(1, heads.shape[1].bit_length())):  # each round doubles the number of steps
         above = np.take_along_axis(above, above, axis=1)
     n_roots = ((heads == 0) & is_word).sum(axis=1)
     found: npt.NDArray[np.bool_] = (above == 0).all(axis=1) & (n_roots == 1)
@@ -165,10 +163,10 @@ def are_trees(
 
 
 def find_best_tree(scores: Float[np.ndarray, "words heads"]) -> Int[np.ndarray, "words"]:
-    """Find the heads with the highest sum of scores that make a tree with exactly one root.
+    """Return the heads with the highest sum of scores that form a tree with exactly one root.
 
-    The root's arcs are made so much worse, all by the same amount, that a second one never pays:
-    then the best tree under any number of roots is the best under one (Stanojević and Cohen, 2021).
+    A large constant is subtracted from all arcs of the root, so that a second root never pays: then
+    the best tree with any number of roots has one (Stanojević and Cohen, 2021).
 
     >>> find_best_tree(np.array([[9.0, 0, 3], [8, 5, 0]])).tolist()
     [0, 1]
@@ -183,9 +181,10 @@ def find_best_tree(scores: Float[np.ndarray, "words heads"]) -> Int[np.ndarray, 
 
 
 def _find_arborescence(scores: Float[np.ndarray, "nodes nodes"]) -> IntArray:
-    """Give every node but the first its head: follow the best ones, and contract where they turn.
+    """Return the head of every node except the first: follow best heads, contract cycles.
 
-    Contracting changes no other node's best head, so that only the new node has to be looked at.
+    Contracting does not change the best head of any other node, so that only the new node has to
+    be examined.
     """
     graph = _Graph(scores)
     is_done = [False] * len(scores)
@@ -206,7 +205,7 @@ def _find_arborescence(scores: Float[np.ndarray, "nodes nodes"]) -> IntArray:
 
 
 class _Graph:
-    """Scores of heads, of which contracting keeps one node a cycle, and everyone's best head."""
+    """Scores of heads, the best head of every node, and the contracted cycles."""
 
     def __init__(self, scores: Float[np.ndarray, "nodes nodes"]) -> None:
         self.scores = scores.copy()
@@ -215,13 +214,16 @@ class _Graph:
         self.steps: list[_Contraction] = []
 
     def find(self, node: int) -> int:
-        """Give the node that a node has become a part of, or itself."""
+        """Return the node that a node was contracted into, or the node itself."""
         while self.parts_of[node] != node:
             self.parts_of[node] = node = self.parts_of[self.parts_of[node]]
         return node
 
     def contract(self, nodes: list[int]) -> int:
-        """Make a cycle one node: as a head it is its best, as a word what breaking it gains."""
+        """Contract a cycle to one node and return it.
+
+        As a head its score is that of its best node, as a dependent what breaking the cycle gains.
+        """
         cycle = np.array(nodes)
         heads = np.array([self.find(self.heads[node]) for node in nodes])
         as_heads = self.scores[:, cycle]
@@ -239,7 +241,7 @@ class _Graph:
         return whole
 
     def expand(self) -> IntArray:
-        """Undo all contractions, the last first, and break each cycle where it pays most."""
+        """Undo all contractions, last first, breaking each cycle at its entering node."""
         heads = np.array([self.find(head) for head in self.heads])
         heads[0] = 0
         for step in reversed(self.steps):

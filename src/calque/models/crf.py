@@ -1,4 +1,6 @@
-"""A linear-chain conditional random field: sequences of tags scored whole (Lafferty et al., 2001).
+"""A linear-chain conditional random field, which scores whole tag sequences.
+
+Lafferty et al., 2001:
 
 score(y) = start(y₁) + Σ emission(t, yₜ) + Σ transition(yₜ₋₁, yₜ) + end(yₙ).
 """
@@ -18,14 +20,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# Low enough that no sequence takes it, high enough to be added up in single precision.
+# Low enough that no best sequence contains it, high enough to be summed in single precision.
 FORBIDDEN = -1e4
 
 
-class LinearChain(nn.Module):
-    """Scores of which tag follows which, begins and ends a sequence; all begin at 0.
+class ConditionalRandomField(nn.Module):
+    """Learned scores of transitions between tags and of first and last tags, initialized to 0.
 
-    Words of a sequence come first in its row, `mask` tells them from what fills the row.
+    In all methods, `mask` is true for the words of a sequence, which come before its padding.
     """
 
     def __init__(self, n_tags: int) -> None:
@@ -40,7 +42,7 @@ class LinearChain(nn.Module):
         tags: Int[Tensor, "sequences words"],
         mask: Bool[Tensor, "sequences words"],
     ) -> Float[Tensor, "sequences"]:
-        """Give −log p of every sequence; 0 for one without words."""
+        """Return −log p of the tags of every sequence; 0 for one without words."""
         total = log_partition(emissions, mask, self.transitions, self.start, self.end)
         gold = score_tags(emissions, tags, mask, self.transitions, self.start, self.end)
         return torch.where(mask[:, 0], total - gold, 0.0)
@@ -52,9 +54,10 @@ class LinearChain(nn.Module):
         mask: Bool[Tensor, "sequences words"],
         allowed: tuple[Bool[Tensor, "tags tags"], Bool[Tensor, "tags"]] | None = None,
     ) -> Int[Tensor, "sequences words"]:
-        """Give the best tags of every sequence, among those that `allowed` permits (Viterbi).
+        """Return the best tags of every sequence (Viterbi).
 
-        `allowed` says which tag may follow which, and which may come first.
+        `allowed` restricts which tag may follow which, and which may come first; see
+        `allowed_span_transitions`.
         """
         transitions: Tensor = self.transitions
         start: Tensor = self.start
@@ -71,11 +74,11 @@ def log_partition(
     start: Float[Tensor, "tags"],
     end: Float[Tensor, "tags"],
 ) -> Float[Tensor, "sequences"]:
-    """Sum exp(score) over all sequences of tags, in logarithms: the forward algorithm."""
+    """Return log Σ exp(score) over all tag sequences (forward algorithm)."""
     alpha = start + emissions[:, 0]
     for t in range(1, emissions.shape[1]):
-        after = (alpha[:, :, None] + transitions).logsumexp(1) + emissions[:, t]
-        alpha = torch.where(mask[:, t, None], after, alpha)
+        extended = (alpha[:, :, None] + transitions).logsumexp(1) + emissions[:, t]
+        alpha = torch.where(mask[:, t, None], extended, alpha)
     return (alpha + end).logsumexp(1)
 
 
@@ -87,7 +90,7 @@ def score_tags(
     start: Float[Tensor, "tags"],
     end: Float[Tensor, "tags"],
 ) -> Float[Tensor, "sequences"]:
-    """Score given tags; those outside the mask may be anything that is a tag."""
+    """Return the scores of given tag sequences; tags outside the mask have no effect."""
     inside = mask.to(emissions.dtype)
     words = emissions.gather(2, tags[..., None])[..., 0]
     steps = transitions[tags[:, :-1], tags[:, 1:]]
@@ -103,7 +106,7 @@ def find_best_tags(
     start: Float[Tensor, "tags"],
     end: Float[Tensor, "tags"],
 ) -> Int[Tensor, "sequences words"]:
-    """Give the tags of the highest score; outside the mask they mean nothing."""
+    """Return the tag sequences with the highest scores; ignore the tags outside the mask."""
     n_tags = emissions.shape[2]
     stay = torch.arange(n_tags, device=emissions.device).expand(len(emissions), n_tags)
     best = start + emissions[:, 0]
@@ -121,19 +124,23 @@ def find_best_tags(
     return torch.stack(path[::-1], dim=1)
 
 
-def allow_spans(
+def allowed_span_transitions(
     names: Sequence[str],
 ) -> tuple[Bool[Tensor, "tags tags"], Bool[Tensor, "tags"]]:
-    """Say which of B-, I- and O tags may follow which, and which may come first.
+    """Return which of B-, I- and O tags may follow which, and which may come first.
+
+    An I- tag must follow a B- or I- tag of the same type.
 
     >>> follows, begins = allow_spans(["B-LOC", "I-LOC", "I-PER", "O"])
     >>> follows.int().tolist(), begins.int().tolist()
     ([[1, 1, 0, 1], [1, 1, 0, 1], [1, 0, 1, 1], [1, 0, 0, 1]], [1, 0, 0, 1])
     """
-    goes_on = [name.startswith("I-") for name in names]
+    is_inside = [name.startswith("I-") for name in names]
     follows = [
-        [not inside or (before != OUTSIDE and before[2:] == name[2:]) for name, inside in pairs]
+        [
+            not inside or (before != OUTSIDE and before[2:] == name[2:])
+            for name, inside in zip(names, is_inside, strict=True)
+        ]
         for before in names
-        for pairs in [list(zip(names, goes_on, strict=True))]
     ]
-    return torch.tensor(follows), ~torch.tensor(goes_on)
+    return torch.tensor(follows), ~torch.tensor(is_inside)

@@ -1,20 +1,20 @@
-"""Any Hugging Face encoder of the BERT kind as a function from packed tokens to states by layer."""
+"""Run any supported Hugging Face encoder on packed tokens; return hidden states by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import nn
 
 from calque.errors import InputError
-from calque.models.attention import plan_attention, register
-from calque.models.families import family_of, run_fused_layer, run_layer
+from calque.models.attention import plan_attention, register_attention
+from calque.models.families import find_family, run_fused_layer, run_layer
 from calque.models.language_maps import LanguageMaps
-from calque.models.loading import count_positions, load_checkpoint, save_checkpoint
+from calque.models.loading import load_checkpoint, max_sequence_length, save_checkpoint
 from calque.models.neutral_space import NeutralSpace, load_neutral_space
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class Encoder(nn.Module):
     """A masked language model and its tokenizer, run on sequences without padding.
 
-    Layer 0 is the embedding output, layer `n_layers` the last. The wrapped `model` stays a
-    plain Hugging Face model: its own `forward`, saving and fine-tuning work as ever. Where there
-    are `maps`, those who compare languages apply them; states are given as they are.
+    Layer 0 is the embedding output, layer `n_layers` the last one. The wrapped `model` stays a
+    plain Hugging Face model, with its own `forward`, saving and fine-tuning. `maps` and `neutral`
+    are not applied to the returned states: functions that compare languages apply them.
     """
 
     def __init__(
@@ -44,8 +44,9 @@ class Encoder(nn.Module):
         self.model, self.tokenizer, self._folder = model, tokenizer, folder
         self.family = self._find_family()
         if self.family.run is None:
-            model.set_attn_implementation(register())  # any other would mix the packed sequences
-        self.fuses = False
+            # Any other attention would mix the packed sequences.
+            model.set_attn_implementation(register_attention())
+        self.use_fused_layers = False
         self.neutral: NeutralSpace | None = None
         self.maps: LanguageMaps | None = None
 
@@ -57,7 +58,7 @@ class Encoder(nn.Module):
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Load a folder, a hub name or, without a name, the embedded calque-mini."""
+        """Load a folder, a hub name or `calque-mini`, which is also the default."""
         model, tokenizer, folder = load_checkpoint(name, dtype)
         encoder = cls(model, tokenizer, folder).to(device).eval()
         encoder.neutral = load_neutral_space(folder, encoder.hidden_size)
@@ -72,120 +73,132 @@ class Encoder(nn.Module):
     ) -> None:
         """Write a plain Hugging Face folder: safetensors, configuration and tokenizer.
 
-        `state` stands in for the model's own weights where those are spread over processes.
+        `state` replaces the model's own weights, for example if they are sharded over processes.
         """
         save_checkpoint(self.model, self.tokenizer, folder, dtype, state)
 
     def publish(self, folder: Path, *, dtype: torch.dtype, state: dict[str, Tensor]) -> None:
-        """Write a finished model for others to load."""
+        """Write the final model of a training run."""
         self.save(folder, dtype=dtype, state=state)
 
     @property
     def folder(self) -> Path:
-        """Where the model's plain Hugging Face files lie."""
+        """The folder of the model's plain Hugging Face files."""
         if self._folder is None:
             raise InputError("this encoder was not loaded from a folder", fix="save it first")
         return self._folder
 
     @property
     def config(self) -> Any:
-        """Give Hugging Face's description of the encoder."""
+        """The Hugging Face configuration of the encoder."""
         return self.model.config
 
     @property
     def configs(self) -> list[Any]:
-        """Give the descriptions of all parts."""
+        """The configurations of all parts."""
         return [self.config]
 
     @property
     def n_layers(self) -> int:
-        """Count the Transformer layers."""
+        """The number of Transformer layers."""
         return int(self.config.num_hidden_layers)
 
     @property
     def hidden_size(self) -> int:
-        """Give the width of a state."""
+        """The size of a hidden state."""
         return int(self.config.hidden_size)
 
     @property
     def max_tokens(self) -> int:
-        """Give the longest sequence the positions allow, special tokens included."""
-        return count_positions(self.config)
+        """The longest sequence that the positions allow, special tokens included."""
+        return max_sequence_length(self.config)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Choices stored with the model, such as its best layer for retrieval."""
+        """Calque's settings stored with the model, such as its best layer for retrieval."""
         return dict(getattr(self.config, "calque", None) or {})
 
     @property
     def retrieval_layer(self) -> int:
-        """Give the layer whose mean-pooled states compare best: measured, or else the middle."""
+        """The best layer for mean-pooled retrieval: as stored, by default the middle one."""
         return int(self.settings.get("retrieval_layer", round(self.n_layers / 2)))
 
     @property
     def can_fuse(self) -> bool:
-        """Whether layers are of the BERT kind, which `fuses` may speed up."""
-        return self.family.like_bert
+        """Whether the layers are BERT's, which run faster with `use_fused_layers`."""
+        return self.family.is_bert_like
+
+    def choose_layer(self, use: Literal["sentences", "words"], layer: int | None = None) -> int:
+        """Return the layer asked for or, by default, the model's best layer for a use.
+
+        The best layer for sentence retrieval is stored with the model (`retrieval_layer`),
+        otherwise it is the middle one. Words compare best two thirds of the way up: layer 8 of 12,
+        as in SimAlign.
+        """
+        if layer is None:
+            layer = self.retrieval_layer if use == "sentences" else round(2 / 3 * self.n_layers)
+        return self.check_layer(layer)
 
     def check_layer(self, layer: int) -> int:
-        """Turn a negative layer into a positive one; an impossible one is an error."""
-        found = layer if layer >= 0 else self.n_layers + 1 + layer
-        if not 0 <= found <= self.n_layers:
+        """Return the number of a layer; negative numbers count from the end."""
+        number = layer if layer >= 0 else self.n_layers + 1 + layer
+        if not 0 <= number <= self.n_layers:
             raise InputError(f"layer {layer} does not exist", fix=f"choose 0 to {self.n_layers}")
-        return found
+        return number
 
     def forward(
         self, batch: TokenBatch, layers: Sequence[int] | None = None
     ) -> list[Float[Tensor, "tokens hidden"]]:
-        """Return the states of the layers asked for (default: the last); compute none beyond."""
-        asked = [self.n_layers] if layers is None else [self.check_layer(n) for n in layers]
-        body = self.family.body_of(self.model)
+        """Return the hidden states of the given layers, by default the last.
+
+        Layers above the highest one that is needed are not computed.
+        """
+        numbers = [self.n_layers] if layers is None else [self.check_layer(n) for n in layers]
+        body = self.family.get_body(self.model)
         hidden = self.family.embed(body, batch)
         run = self.family.run or partial(_run_packed, self)
-        states = run(body, hidden, batch, asked)
+        states = run(body, hidden, batch, numbers)
         if self.n_layers in states and self.family.final_norm is not None:
             states[self.n_layers] = getattr(body, self.family.final_norm)(states[self.n_layers])
-        return [states[number][0] for number in asked]
+        return [states[number][0] for number in numbers]
 
-    def predict_features(
-        self, states: Float[Tensor, "masked hidden"]
-    ) -> Float[Tensor, "masked hidden"]:
-        """Transform last-layer states as the language-modelling head does before its big matrix."""
+    def lm_features(self, states: Float[Tensor, "masked hidden"]) -> Float[Tensor, "masked hidden"]:
+        """Return what the language-modeling head multiplies with the vocabulary matrix."""
         return self.family.head(self.model)(states)
 
     def output_layer(self) -> tuple[Tensor, Tensor | None]:
-        """Return weight and bias of the vocabulary projection."""
+        """Return weight and bias of the vocabulary projection of the language-modeling head."""
         decoder: Any = self.model.get_output_embeddings()
         return decoder.weight, decoder.bias
 
     def _find_family(self) -> Family:
-        """Look up where the parts of the encoder are."""
-        return family_of(self.config.model_type, self._folder)
+        """Return the description of the encoder's parts."""
+        return find_family(self.config.model_type, self._folder)
 
 
 def _run_packed(
-    encoder: Encoder, body: Any, hidden: Tensor, batch: TokenBatch, asked: Collection[int]
+    encoder: Encoder, body: Any, hidden: Tensor, batch: TokenBatch, numbers: Collection[int]
 ) -> dict[int, Tensor]:
-    """Run layers that take their attention from here; the embedding output is layer 0."""
-    dtype = working_dtype(hidden)
+    """Return the states of the given layers, for families with Calque's packed attention."""
+    dtype = compute_dtype(hidden)
     attend = plan_attention(batch, dtype)
     arguments = encoder.family.prepare(body, hidden, batch)
     states = {0: hidden}
-    if encoder.fuses:
+    if encoder.use_fused_layers:
         hidden = hidden.to(dtype)
-    layers = encoder.family.layers_of(encoder.model)[: max(asked)]
+    layers = encoder.family.get_layers(encoder.model)[: max(numbers)]
     for number, layer in enumerate(layers, start=1):
-        if encoder.fuses:
+        if encoder.use_fused_layers:
             hidden = run_fused_layer(layer, hidden, attend)
         else:
             hidden = run_layer(layer, hidden, attend, arguments(layer))
-        if number in asked:
+        if number in numbers:
             states[number] = hidden
     return states
 
 
-def working_dtype(hidden: Tensor) -> torch.dtype:
-    """Matrix products run in the autocast type where autocast is on."""
+def compute_dtype(hidden: Tensor) -> torch.dtype:
+    """Return the type of matrix products: the autocast type if autocast is on."""
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)

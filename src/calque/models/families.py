@@ -1,4 +1,4 @@
-"""What differs between the encoder families: where their parts are and how a layer is called."""
+"""Differences between the supported encoder families: where their parts are, how layers are run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The parts of one encoder architecture, as Hugging Face names them."""
+    """The parts of one encoder architecture, as Hugging Face names them.
+
+    `body` and `layers` are attribute paths. `embed` computes the embedding output, `prepare` the
+    keyword arguments of every layer, `head` the part of the language-modeling head before the
+    vocabulary matrix.
+    """
 
     body: str
     layers: str
@@ -30,32 +35,32 @@ class Family:
     prepare: Callable[[Any, Tensor, TokenBatch], Callable[[Any], dict[str, Any]]]
     head: Callable[[Any], Callable[[Tensor], Tensor]]
     final_norm: str | None = None
-    # Parts of a checkpoint that the encoder does without, or that may start afresh.
+    # Parts of a checkpoint that the encoder does not need, or that may be initialized.
     optional: tuple[str, ...] = ("pooler", "position_ids", "seq_relationship")
     head_prefixes: tuple[str, ...] = ("lm_head", "cls", "head", "decoder")
-    # Whether layers are BERT's, which may run fused, and whose attention may read another sentence.
-    like_bert: bool = False
-    # Runs all layers where they attend in a way of their own, not in one that Calque gives them.
+    # Whether the layers are BERT's: they can run fused, and they can have cross-attention.
+    is_bert_like: bool = False
+    # Runs all layers of a family that cannot use the packed attention functions.
     run: Callable[[Any, Tensor, TokenBatch, Collection[int]], dict[int, Tensor]] | None = None
-    # Where a checkpoint may have other names for the same weights, as `from_pretrained` takes them.
+    # Other names of the same weights in some checkpoints, as `from_pretrained(key_mapping=)`.
     renamed: Mapping[str, str] = field(default_factory=dict)
 
-    def body_of(self, model: nn.Module) -> Any:
-        """Return the model without its language-modelling head."""
+    def get_body(self, model: nn.Module) -> Any:
+        """Return the model without its language-modeling head."""
         return getattr(model, self.body)
 
-    def layers_of(self, model: nn.Module) -> nn.ModuleList:
+    def get_layers(self, model: nn.Module) -> nn.ModuleList:
         """Return the Transformer layers, in order."""
-        part: Any = self.body_of(model)
+        part: Any = self.get_body(model)
         for name in self.layers.split("."):
             part = getattr(part, name)
         return part  # type: ignore[no-any-return]
 
 
 def _embed_bert(body: Any, batch: TokenBatch) -> Tensor:
-    """Embed as Hugging Face does, with the first token type for all tokens.
+    """Embed as Hugging Face does, with token type 0 for all tokens.
 
-    Adding that one row, instead of looking it up per token, spares its gradient a scatter.
+    That row is added instead of being looked up per token: its gradient needs no scatter.
     """
     parts = body.embeddings
     # RoBERTa counts positions from its padding index + 1, BERT from 0.
@@ -67,7 +72,7 @@ def _embed_bert(body: Any, batch: TokenBatch) -> Tensor:
     return embedded[None]
 
 
-def _embed_plainly(body: Any, batch: TokenBatch) -> Tensor:
+def _embed_with_positions(body: Any, batch: TokenBatch) -> Tensor:
     embedded: Tensor = body.embeddings(batch.ids[None], position_ids=batch.positions[None])
     return embedded
 
@@ -99,7 +104,7 @@ def _distilbert_head(model: Any) -> Callable[[Tensor], Tensor]:
 
 
 _ROBERTA = Family(
-    "roberta", "encoder.layer", _embed_bert, _no_arguments, _roberta_head, like_bert=True
+    "roberta", "encoder.layer", _embed_bert, _no_arguments, _roberta_head, is_bert_like=True
 )
 
 FAMILIES: dict[str, Family] = {
@@ -109,7 +114,7 @@ FAMILIES: dict[str, Family] = {
         _embed_bert,
         _no_arguments,
         lambda model: model.cls.predictions.transform,
-        like_bert=True,
+        is_bert_like=True,
     ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
@@ -117,7 +122,7 @@ FAMILIES: dict[str, Family] = {
     "distilbert": Family(
         "distilbert",
         "transformer.layer",
-        _embed_plainly,
+        _embed_with_positions,
         _no_arguments,
         _distilbert_head,
         head_prefixes=("vocab_",),
@@ -130,10 +135,10 @@ FAMILIES: dict[str, Family] = {
         lambda model: model.head,
         final_norm="final_norm",
     ),
-    "deberta-v2": Family(  # of DeBERTa-v3 and mDeBERTa, too
+    "deberta-v2": Family(  # also DeBERTa-v3 and mDeBERTa
         "deberta",
         "encoder.layer",
-        _embed_plainly,
+        _embed_with_positions,
         _no_arguments,
         lambda model: model.cls.predictions.transform,
         run=run_deberta,
@@ -145,8 +150,8 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def family_of(model_type: str | None, name: object) -> Family:
-    """Look a family up, or say which ones there are."""
+def find_family(model_type: str | None, name: object) -> Family:
+    """Return the family of a model type; raise an error that lists all families if unknown."""
     if model_type is None or model_type not in FAMILIES:
         raise InputError(
             f"encoders of type {model_type!r} are not supported",
@@ -156,29 +161,39 @@ def family_of(model_type: str | None, name: object) -> Family:
     return FAMILIES[model_type]
 
 
-def run_fused_layer(layer: Any, hidden: Tensor, attend: Attend) -> Tensor:
-    """Run a layer of the BERT kind for speed.
+def run_layer(
+    layer: nn.Module, hidden: Tensor, attend: Attend, arguments: dict[str, Any]
+) -> Tensor:
+    """Run one Hugging Face layer on packed states."""
+    result = layer(hidden, attention_mask=None, attend=attend, **arguments)
+    states: Tensor = result[0] if isinstance(result, tuple) else result
+    return states
 
-    One product makes the three projections, and states stay in half precision between layers,
-    where autocast would widen them at every norm.
+
+def run_fused_layer(
+    layer: Any,
+    hidden: Tensor,
+    attend: Attend,
+    read: Tensor | None = None,
+    attend_cross: Attend | None = None,
+) -> Tensor:
+    """Run a BERT layer faster than Hugging Face's own code does.
+
+    One product computes the query, key and value projections, and states stay in half precision
+    between layers, where autocast would widen them at every norm. With `attend_cross`, the layer's
+    cross-attention reads the states `read`.
     """
     core = layer.attention.self
     states = _project(core, (core.query, core.key, core.value), hidden)
     hidden = _attend_fused(layer.attention, states, hidden, attend)
-    return _feed_forward(layer, hidden)
-
-
-def run_fused_cross_layer(
-    layer: Any, hidden: Tensor, attend: Attend, read: Tensor, attend_cross: Attend
-) -> Tensor:
-    """Run a layer with its cross-attention plugged in, as `run_fused_layer` runs one without."""
-    core = layer.attention.self
-    states = _project(core, (core.query, core.key, core.value), hidden)
-    hidden = _attend_fused(layer.attention, states, hidden, attend)
-    core = layer.crossattention.self
-    states = [*_project(core, (core.query,), hidden), *_project(core, (core.key, core.value), read)]
-    hidden = _attend_fused(layer.crossattention, states, hidden, attend_cross)
-    return _feed_forward(layer, hidden)
+    if attend_cross is not None:
+        assert read is not None
+        core = layer.crossattention.self
+        query = _project(core, (core.query,), hidden)
+        states = [*query, *_project(core, (core.key, core.value), read)]
+        hidden = _attend_fused(layer.crossattention, states, hidden, attend_cross)
+    inner, output = layer.intermediate(hidden), layer.output
+    return _add_norm(output.LayerNorm, output.dropout(output.dense(inner)), hidden)
 
 
 def _project(core: Any, parts: Sequence[nn.Linear], hidden: Tensor) -> Sequence[Tensor]:
@@ -199,22 +214,8 @@ def _attend_fused(
     return _add_norm(output.LayerNorm, output.dropout(output.dense(mixed)), hidden)
 
 
-def _feed_forward(layer: Any, hidden: Tensor) -> Tensor:
-    inner, output = layer.intermediate(hidden), layer.output
-    return _add_norm(output.LayerNorm, output.dropout(output.dense(inner)), hidden)
-
-
 def _add_norm(norm: nn.LayerNorm, update: Tensor, hidden: Tensor) -> Tensor:
     summed = update + hidden
     wide = summed.float() if summed.dtype in (torch.bfloat16, torch.float16) else summed
     normed = nn.functional.layer_norm(wide, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     return normed.to(summed.dtype)
-
-
-def run_layer(
-    layer: nn.Module, hidden: Tensor, attend: Attend, arguments: dict[str, Any]
-) -> Tensor:
-    """Call one Hugging Face layer on packed states."""
-    result = layer(hidden, attention_mask=None, attend=attend, **arguments)
-    states: Tensor = result[0] if isinstance(result, tuple) else result
-    return states

@@ -1,16 +1,4 @@
-"""The feature extractor that contrastive learning looks through, and throws away afterwards.
-
-Two ways to read an encoder: its last layer, or a learnt mixture of all layers, frozen.
-
-The second is the feature-based setting of Wu and Dredze (2020): a softmax-weighted mean of the
-layers, and a few Transformer layers that are trained on top of it.
-
-Small networks on top of states: classifiers of sentences and of words.
-
-The best span of a sequence: where it starts and where it ends, scored apart.
-
-The alignment pointer network: from a token to its partners in the other sentence.
-"""
+"""Networks on top of an encoder: feature extractor, pointer, layer mixture, classifier, spans."""
 
 from __future__ import annotations
 
@@ -22,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from calque.models.attention import plan_attention
+from calque.models.encoder import compute_dtype
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -31,51 +20,89 @@ if TYPE_CHECKING:
     from calque.models.encoder import Encoder
     from calque.types import TokenBatch
 
+# The standard deviation of initial weights, as in BERT.
+INITIAL_DEVIATION = 0.02
+# The label of rows that only fill a fixed shape and are ignored by losses.
+NO_LABEL = -100
+# Size of an attention head, and inner size of the feed-forward network, as in BERT.
+HEAD_SIZE, FEED_FORWARD_FACTOR = 64, 4
+
 
 class FeatureExtractor(nn.Module):
-    """f(h) = W₂ · ReLU(W₁ · h), without biases, the same for both languages.
+    """f(h) = W₂ · ReLU(W₁ · h) without biases, shared by both languages and discarded afterwards.
 
-    Wu and Dredze, 2020: it may discard what belongs to one language alone. With `n_features` of
-    128 and states of 768 it is their 768-768-128.
+    Wu and Dredze, 2020: it may remove what is specific to one language. With states of size 768 and
+    128 features it is their 768-768-128.
     """
 
     def __init__(self, hidden_size: int, n_features: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.hidden = make_linear(hidden_size, hidden_size, generator)
-        self.output = make_linear(hidden_size, n_features, generator)
+        self.hidden = _make_projection(hidden_size, hidden_size, generator)
+        self.output = _make_projection(hidden_size, n_features, generator)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Extract the features of states, in their precision: shards may come in a lower one."""
+        """Return the features in the precision of the states (sharded weights may be narrower)."""
         hidden = F.linear(states, self.hidden.weight.to(states.dtype)).relu()
         return F.linear(hidden, self.output.weight.to(states.dtype))
 
 
-def make_linear(n_in: int, n_out: int, generator: torch.Generator) -> nn.Linear:
-    """Draw a linear map as PyTorch does, but from this generator and not from the global one."""
+def _make_projection(n_in: int, n_out: int, generator: torch.Generator) -> nn.Linear:
+    """Return a linear layer without bias, initialized as PyTorch does, but from the generator."""
     layer = nn.Linear(n_in, n_out, bias=False, device="meta").to_empty(device="cpu")
     nn.init.uniform_(layer.weight, -(n_in**-0.5), n_in**-0.5, generator=generator)
     return layer
 
 
-HEAD_SIZE = 64
-# As wide inside as BERT, for the size of its states.
-WIDENING = 4
-DEVIATION = 0.02
+class PointerNetwork(nn.Module):
+    """Scores every token of the other sentence as a partner: qᵀk / √d (XLM-Align, Eq. 11–13).
+
+    One linear layer makes queries and one makes keys, in both directions. Paper: keys have a bias;
+    it would add the same number to all scores of a query, which the softmax cancels.
+    """
+
+    def __init__(self, hidden_size: int, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        # Created on the meta device: otherwise torch would draw from the global generator.
+        size = (hidden_size, hidden_size)
+        self.query = nn.Linear(*size, device="meta").to_empty(device="cpu")
+        self.key = nn.Linear(*size, bias=False, device="meta").to_empty(device="cpu")
+        with torch.no_grad():
+            for part in (self.query, self.key):
+                part.weight.normal_(0.0, INITIAL_DEVIATION, generator=generator)
+            self.query.bias.zero_()
+
+    def project_queries(
+        self, states: Float[Tensor, "*batch hidden"]
+    ) -> Float[Tensor, "*batch hidden"]:
+        """Return the vectors whose products with the states of other tokens are the scores.
+
+        The key matrix is applied to the queries, because there are fewer: qᵀ(Wh) = (Wᵀq)ᵀh.
+        """
+        queries: Tensor = self.query(states)
+        return queries @ self.key.weight / math.sqrt(states.shape[-1])
+
+    def forward(
+        self,
+        queries: Float[Tensor, "*batch queries hidden"],
+        keys: Float[Tensor, "*batch keys hidden"],
+    ) -> Float[Tensor, "*batch queries keys"]:
+        """Return the score of each key state for each query state."""
+        return self.project_queries(queries) @ keys.mT
 
 
 class LastLayer(nn.Module):
     """Reads the last layer of an encoder that is fine-tuned."""
 
     def forward(self, encoder: Encoder, tokens: TokenBatch) -> Float[Tensor, "tokens hidden"]:
-        """Give the states of all tokens."""
+        """Return the states of all tokens."""
         states: Tensor = encoder(tokens)[0]
         return states
 
 
 class LayerMixture(nn.Module):
-    """Reads all layers of a frozen encoder: a weighted mean, then Transformer layers.
+    """Reads a frozen encoder: a learned weighted mean of all layers, then new Transformer layers.
 
-    The weights begin equal. No gradient reaches the encoder.
+    This is the feature-based setting of Wu and Dredze (2020). The weights start equal.
     """
 
     def __init__(
@@ -94,37 +121,36 @@ class LayerMixture(nn.Module):
         )
 
     def forward(self, encoder: Encoder, tokens: TokenBatch) -> Float[Tensor, "tokens hidden"]:
-        """Give the states of all tokens."""
+        """Return the states of all tokens."""
         with torch.no_grad():
             layers = torch.stack(encoder(tokens, range(encoder.n_layers + 1)))
         mixed = mix_layers(layers, self.weights)
-        kind = mixed.device.type
-        autocast = torch.is_autocast_enabled(kind)
-        attend = plan_attention(tokens, torch.get_autocast_dtype(kind) if autocast else mixed.dtype)
+        attend = plan_attention(tokens, compute_dtype(mixed))
         for layer in self.layers:
             mixed = layer(mixed, attend)
         return mixed
 
 
 class PackedLayer(nn.Module):
-    """A Transformer layer over packed sequences, the norms after its two halves as in BERT."""
+    """A post-norm Transformer layer over packed sequences, as in BERT."""
 
     def __init__(self, hidden_size: int, dropout: float, generator: torch.Generator) -> None:
         super().__init__()
         self.n_heads = max(1, hidden_size // HEAD_SIZE)
         while hidden_size % self.n_heads:
             self.n_heads -= 1
-        self.project = make_linear_layer_mixture(hidden_size, 3 * hidden_size, generator)
-        self.output = make_linear_layer_mixture(hidden_size, hidden_size, generator)
-        self.widen = make_linear_layer_mixture(hidden_size, WIDENING * hidden_size, generator)
-        self.narrow = make_linear_layer_mixture(WIDENING * hidden_size, hidden_size, generator)
+        inner_size = FEED_FORWARD_FACTOR * hidden_size
+        self.project = make_linear(hidden_size, 3 * hidden_size, generator)
+        self.output = make_linear(hidden_size, hidden_size, generator)
+        self.widen = make_linear(hidden_size, inner_size, generator)
+        self.narrow = make_linear(inner_size, hidden_size, generator)
         self.first_norm, self.second_norm = nn.LayerNorm(hidden_size), nn.LayerNorm(hidden_size)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
         self, states: Float[Tensor, "tokens hidden"], attend: Attend
     ) -> Float[Tensor, "tokens hidden"]:
-        """Mix the states of every sequence, then change each for itself."""
+        """Return the states after self-attention and feed-forward network."""
         size = states.shape[-1] // self.n_heads
         query, key, value = self.project(states).view(-1, 3, self.n_heads, size).unbind(1)
         mixed = attend(query, key, value, 0.0, size**-0.5, None).flatten(1)
@@ -137,7 +163,7 @@ class PackedLayer(nn.Module):
 def mix_layers(
     layers: Float[Tensor, "layers tokens hidden"], weights: Float[Tensor, "layers"]
 ) -> Float[Tensor, "tokens hidden"]:
-    """Average the layers, weighted by the softmax of `weights`.
+    """Return the mean of the layers, weighted by the softmax of `weights`.
 
     >>> mix_layers(torch.tensor([[[1.0]], [[3.0]]]), torch.zeros(2)).tolist()
     [[2.0]]
@@ -145,102 +171,60 @@ def mix_layers(
     return torch.einsum("ltd,l->td", layers, weights.softmax(0).to(layers.dtype))
 
 
-def make_linear_layer_mixture(n_in: int, n_out: int, generator: torch.Generator) -> nn.Linear:
-    """Make a linear layer as BERT's begin: N(0, 0.02²), no bias at first."""
-    # Its own beginning would draw from the generator that all share.
+def make_linear(n_in: int, n_out: int, generator: torch.Generator) -> nn.Linear:
+    """Return a linear layer initialized as in BERT: weights from N(0, 0.02²), biases 0."""
+    # Without initialization, which would draw from the global generator.
     layer: nn.Linear = nn.utils.skip_init(nn.Linear, n_in, n_out)  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        layer.weight.normal_(0, DEVIATION, generator=generator)
+        layer.weight.normal_(0, INITIAL_DEVIATION, generator=generator)
         layer.bias.zero_()
     return layer
 
 
-NO_LABEL = -100
-
-
 class SentenceClassifier(nn.Module):
-    """Scores classes from one state a sentence: a layer of tanh, then a linear one, as RoBERTa."""
+    """Scores classes from one state per sentence: a tanh layer and a linear one, as in RoBERTa."""
 
     def __init__(
         self, hidden_size: int, n_classes: int, dropout: float, generator: torch.Generator
     ) -> None:
         super().__init__()
-        self.dense = make_linear_layer_mixture(hidden_size, hidden_size, generator)
-        self.output = make_linear_layer_mixture(hidden_size, n_classes, generator)
+        self.dense = make_linear(hidden_size, hidden_size, generator)
+        self.output = make_linear(hidden_size, n_classes, generator)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
         self, states: Float[Tensor, "sentences hidden"]
     ) -> Float[Tensor, "sentences classes"]:
-        """Give every class its score."""
+        """Return the score of every class."""
         scores: Tensor = self.output(self.dropout(torch.tanh(self.dense(states))))
         return scores
 
 
 def mean_cross_entropy(scores: Tensor, labels: Tensor) -> Float[Tensor, ""]:
-    """Average −log p(label) over the rows that have a label, in single precision at least.
+    """Return the mean of −log p(label) over rows with a label, in single precision at least.
 
-    Rows labelled `NO_LABEL` only fill a shape; without any other the loss is 0, not undefined.
+    Rows labeled `NO_LABEL` are ignored; if there are no others, the loss is 0.
     """
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    total = nn.functional.cross_entropy(wide, labels, ignore_index=NO_LABEL, reduction="sum")
+    total = F.cross_entropy(wide, labels, ignore_index=NO_LABEL, reduction="sum")
     return total / (labels != NO_LABEL).sum().clamp(min=1)
 
 
 def find_best_spans(
-    starts: Float[Tensor, "rows places"],
-    ends: Float[Tensor, "rows places"],
-    may_answer: Bool[Tensor, "rows places"],
+    starts: Float[Tensor, "rows tokens"],
+    ends: Float[Tensor, "rows tokens"],
+    may_answer: Bool[Tensor, "rows tokens"],
     longest: int,
 ) -> tuple[Int[Tensor, "rows"], Int[Tensor, "rows"], Float[Tensor, "rows"]]:
-    """Find first ≤ last < first + longest with the highest starts[first] + ends[last].
+    """Return the spans with the highest starts[first] + ends[last], and these scores.
 
-    Both must be places that may answer; a row without one has a score of −∞. Of equal spans the
-    first and shortest is taken.
+    first ≤ last < first + longest, and both must be tokens that may answer; a row without such
+    tokens has a score of −∞. Of equal spans the first and shortest is returned.
     """
     starts = starts.masked_fill(~may_answer, -torch.inf)
     ends = ends.masked_fill(~may_answer, -torch.inf)
     reach = F.pad(ends, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)
     scores = (starts[:, :, None] + reach).flatten(1)
-    best, place = scores.max(dim=1)
-    first, length = place // longest, place % longest
+    best, cell = scores.max(dim=1)
+    first, length = cell // longest, cell % longest
     return first, first + length, best
-
-
-# As the encoders' own matrices begin.
-INITIAL_SPREAD = 0.02
-
-
-class PointerNetwork(nn.Module):
-    """Scores every state as a partner of another: qᵀk / √d (Chi et al., 2021, Eq. 11 to 13).
-
-    One linear map makes queries, another keys, whichever of two sentences asks. Paper: keys have
-    a bias; it would add the same to all scores of a query, which no softmax can see.
-    """
-
-    def __init__(self, hidden_size: int, generator: torch.Generator | None = None) -> None:
-        super().__init__()
-        # On no device at first: torch would draw weights from the global generator.
-        size = (hidden_size, hidden_size)
-        self.query = nn.Linear(*size, device="meta").to_empty(device="cpu")
-        self.key = nn.Linear(*size, bias=False, device="meta").to_empty(device="cpu")
-        with torch.no_grad():
-            for part in (self.query, self.key):
-                part.weight.normal_(0.0, INITIAL_SPREAD, generator=generator)
-            self.query.bias.zero_()
-
-    def seek(self, states: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
-        """Give the vectors whose products with states are the scores.
-
-        The key matrix is applied here, since few tokens ask and all may answer: qᵀ(Wh) = (Wᵀq)ᵀh.
-        """
-        queries: Tensor = self.query(states)
-        return queries @ self.key.weight / math.sqrt(states.shape[-1])
-
-    def forward(
-        self,
-        asking: Float[Tensor, "*batch queries hidden"],
-        answering: Float[Tensor, "*batch keys hidden"],
-    ) -> Float[Tensor, "*batch queries keys"]:
-        """Score the answering states for each of the asking ones."""
-        return self.seek(asking) @ answering.mT

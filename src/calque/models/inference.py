@@ -1,4 +1,4 @@
-"""models.inference."""
+"""Loading and running encoders for inference: devices, blocks of input, batches on all cores."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
-from calque.errors import InputError
+from calque.errors import InputError, first_line
 from calque.models.encoder import Encoder
-from calque.models.language_maps import BESIDE, load_maps
-from calque.models.loading import EMBEDDED, embedded_models
+from calque.models.language_maps import OWN_FOLDER, load_maps
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -46,15 +45,11 @@ def load_encoder(
     """
     if isinstance(name, Encoder):
         return name
-    if str(name or EMBEDDED) == EMBEDDED and EMBEDDED not in embedded_models():
-        raise InputError(
-            f"{EMBEDDED} is not in this installation", fix="give the folder of another model"
-        )
     torch_device = choose_device(device)
     dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
     encoder = cls.load(name, device=torch_device, dtype=dtype)
     if maps is not None and maps is not False:
-        folder = encoder.folder if maps is True or maps == BESIDE else Path(maps)
+        folder = encoder.folder if maps is True or maps == OWN_FOLDER else Path(maps)
         encoder.maps = load_maps(folder, encoder.hidden_size, encoder.n_layers).to(torch_device)
     return encoder
 
@@ -63,27 +58,31 @@ def load_encoder(
 BATCH_TOKENS = {"cpu": 1024, "cuda": 1 << 16}
 
 
-def check_maps(encoder: Encoder, map_from: object) -> LanguageMaps | None:
-    """Give the maps to apply; to be silent about the language where there are maps is an error."""
-    if encoder.maps is None and map_from is not None:
-        fix = "load it with maps=True, or the folder of other maps"
-        raise InputError("this model was loaded without maps", fix=fix)
-    if encoder.maps is not None and map_from is None:
+def check_maps(encoder: Encoder, language: object) -> LanguageMaps | None:
+    """Return the maps to apply; raise InputError unless both maps and a language are given."""
+    if encoder.maps is None and language is not None:
         raise InputError(
-            "this model maps by language, and is not told the language",
-            fix=f"give map_from, {encoder.maps.pivot!r} for what stays, or load it without maps",
+            "this model was loaded without maps",
+            fix="load it with maps=True, or with the folder of other maps",
+        )
+    if encoder.maps is not None and language is None:
+        raise InputError(
+            "this model maps vectors by language, but the language is not given",
+            fix=f"name the language, {encoder.maps.pivot!r} for no map, or load it without maps",
         )
     return encoder.maps
 
 
-def cut_blocks(sentences: Iterable[str], most: int, most_characters: int) -> Iterator[list[str]]:
-    """Cut a stream of lines into blocks of bounded size."""
+def cut_blocks(
+    sentences: Iterable[str], max_lines: int, max_characters: int
+) -> Iterator[list[str]]:
+    """Split a stream of lines into blocks of bounded size."""
     block: list[str] = []
     n_characters = 0
     for sentence in sentences:
         block.append(sentence)
         n_characters += len(sentence)
-        if len(block) == most or n_characters >= most_characters:
+        if len(block) == max_lines or n_characters >= max_characters:
             yield block
             block, n_characters = [], 0
     if block:
@@ -91,9 +90,9 @@ def cut_blocks(sentences: Iterable[str], most: int, most_characters: int) -> Ite
 
 
 def run_batches(work: Callable[[BatchT], None], batches: Sequence[BatchT], n_workers: int) -> None:
-    """Do the work for every batch, one core a batch.
+    """Call `work` for every batch, each batch on one core.
 
-    Several cores on one batch would wait for each other after every operation: that took twice
+    Several cores on one batch would wait for each other after every operation, which takes twice
     the CPU time on two busy cores.
     """
     if n_workers == 1:
@@ -105,9 +104,23 @@ def run_batches(work: Callable[[BatchT], None], batches: Sequence[BatchT], n_wor
         deque(pool.map(work, batches), maxlen=0)
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(n_workers)  # for threads yet to start; this one never changed
+        torch.set_num_threads(n_workers)  # for threads that are started later
 
 
 def device_of(encoder: Encoder) -> torch.device:
-    """Tell where an encoder is."""
+    """Return the device of an encoder's weights."""
     return next(encoder.parameters()).device
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """Return the named device; with "auto" the GPU if there is one, the CPU otherwise."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(
+            f"device {name!r} cannot be used: {first_line(error)}", fix="use auto, cpu or cuda"
+        ) from error
+    return device

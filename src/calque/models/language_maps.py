@@ -1,4 +1,4 @@
-"""Linear maps of a model's states, by language and layer, to where those of one language lie."""
+"""Linear maps of states, by language and layer, into the space of one language (the pivot)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 StatesT = TypeVar("StatesT", Tensor, npt.NDArray[np.float32])
 
-TENSORS, ABOUT = "maps.safetensors", "maps.json"
+TENSORS_FILE, ABOUT_FILE = "maps.safetensors", "maps.json"
 FORMAT = 1
-# What stands for the maps in the model's own folder, where a path to others could.
-BESIDE = "beside"
+# In place of a path: the maps in the model's own folder.
+OWN_FOLDER = "beside"
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageMaps:
-    """What takes states of a language at a layer to the space of the `pivot`: h W.
+    """Matrices W that map states h of a language at a layer into the space of the `pivot`: h W.
 
-    `maps[k, n]` is for `languages[k]` and `layers[n]`. `about` says how they were found.
+    `maps[k, n]` is for `languages[k]` and `layers[n]`. `about` describes how they were computed.
     """
 
     maps: Float[Tensor, "languages layers hidden hidden"]
@@ -42,53 +42,53 @@ class LanguageMaps:
     def __post_init__(self) -> None:
         n_languages, n_layers, n_rows, n_columns = self.maps.shape
         if (n_languages, n_layers) != (len(self.languages), len(self.layers)):
-            raise ValueError(f"{self.maps.shape} maps for {self.languages} × {self.layers}")
+            raise ValueError(f"maps of shape {self.maps.shape} for {self.languages}, {self.layers}")
         if n_rows != n_columns:
-            raise ValueError(f"maps of {n_rows} × {n_columns}")
+            raise ValueError(f"maps must be square, not {n_rows} × {n_columns}")
 
     @property
     def hidden_size(self) -> int:
-        """Give the width of the states that are mapped."""
+        """The size of the states that are mapped."""
         return int(self.maps.shape[-1])
 
     def find(self, language: str, layer: int) -> Float[Tensor, "hidden hidden"] | None:
-        """Give the map of a language at a layer; None for the pivot, which stays where it is."""
+        """Return the map of a language at a layer; None for the pivot, which is not mapped."""
         self.check(language, layer)
         if language == self.pivot:
             return None
         return self.maps[self.languages.index(language), self.layers.index(layer)]
 
     def apply(self, states: StatesT, language: str, layer: int) -> StatesT:
-        """Map states or vectors, in their last dimension; those of the pivot are given back.
+        """Return mapped states or vectors; those of the pivot are returned unchanged.
 
-        A mean of mapped states is the mapped mean: words and sentences may be pooled before.
+        The map is linear, so that words and sentences may be pooled before.
         """
-        found = self.find(language, layer)
-        if found is None:
+        matrix = self.find(language, layer)
+        if matrix is None:
             return states
         if isinstance(states, Tensor):
-            W = found.to(states.device)
+            W = matrix.to(states.device)
             wide = states.to(torch.promote_types(states.dtype, W.dtype))
             return (wide @ W).to(states.dtype)
-        mapped: npt.NDArray[np.float32] = states @ found.cpu().numpy()
+        mapped: npt.NDArray[np.float32] = states @ matrix.cpu().numpy()
         return mapped.astype(states.dtype)
 
     def check(self, language: str, layer: int | None = None) -> None:
-        """Refuse a language or a layer that has no map."""
+        """Raise an error for a language or a layer without a map."""
         if language != self.pivot and language not in self.languages:
             known = " ".join(self.languages)
-            fix = f"there are maps of {known}; {self.pivot} needs none"
-            raise InputError(f"no map of {language!r}", fix=fix)
+            fix = f"use one of {known}, or {self.pivot}, which needs no map"
+            raise InputError(f"there is no map of {language!r}", fix=fix)
         if layer is not None and layer not in self.layers:
             known = " ".join(map(str, self.layers))
-            raise InputError(f"no map of layer {layer}", fix=f"there are maps of layers {known}")
+            raise InputError(f"there is no map of layer {layer}", fix=f"use one of layers {known}")
 
     def to(self, device: torch.device | str) -> LanguageMaps:
-        """Give the same maps on a device."""
+        """Return the same maps on a device."""
         return replace(self, maps=self.maps.to(device))
 
     def save(self, folder: Path) -> None:
-        """Write them beside a model's other files: a tensor a language and layer, and a list."""
+        """Write the maps into a model's folder: one tensor per language and layer, and a list."""
         from safetensors.torch import save_file
 
         tensors = {
@@ -96,7 +96,7 @@ class LanguageMaps:
             for k, language in enumerate(self.languages)
             for n, layer in enumerate(self.layers)
         }
-        save_file(tensors, folder / TENSORS)
+        save_file(tensors, folder / TENSORS_FILE)
         content = {
             "format": FORMAT,
             "pivot": self.pivot,
@@ -106,26 +106,21 @@ class LanguageMaps:
             "about": self.about,
         }
         text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
-        (folder / ABOUT).write_text(text, encoding="utf-8")
+        (folder / ABOUT_FILE).write_text(text, encoding="utf-8")
 
 
-def load_maps(place: Path, hidden_size: int, n_layers: int) -> LanguageMaps:
-    """Read the maps in a folder, for a model of that width and depth."""
-    folder = place.parent if place.name == TENSORS else place
-    content, path = _read_about(folder / ABOUT), folder / TENSORS
+def load_maps(path: Path, hidden_size: int, n_layers: int) -> LanguageMaps:
+    """Read the maps in a folder, for a model of the given hidden size and number of layers."""
+    folder = path.parent if path.name == TENSORS_FILE else path
+    content, path = _read_about(folder / ABOUT_FILE), folder / TENSORS_FILE
+    fix = "fit maps to this model with `calque train linear-map`"
     if content["hidden_size"] != hidden_size:
-        raise InputError(
-            f"maps states of {content['hidden_size']}, the model's have {hidden_size}",
-            file=path,
-            fix="fit maps to this model: `calque train linear-map`",
-        )
+        problem = f"the maps have size {content['hidden_size']}, but the model has {hidden_size}"
+        raise InputError(problem, file=path, fix=fix)
     beyond = [layer for layer in content["layers"] if not 0 <= layer <= n_layers]
     if beyond:
-        raise InputError(
-            f"maps layer {beyond[0]}, the model's last is {n_layers}",
-            file=path,
-            fix="fit maps to this model: `calque train linear-map`",
-        )
+        problem = f"there is a map of layer {beyond[0]}, but the last layer is {n_layers}"
+        raise InputError(problem, file=path, fix=fix)
     return LanguageMaps(
         _read_tensors(path, content["languages"], content["layers"], hidden_size),
         tuple(content["languages"]),
@@ -137,9 +132,10 @@ def load_maps(place: Path, hidden_size: int, n_layers: int) -> LanguageMaps:
 
 def _read_about(path: Path) -> dict[str, Any]:
     """Read and check the list of maps."""
+    fix = "fit or copy the maps again"
     if not path.is_file():
-        fix = f"name a folder with {ABOUT} and {TENSORS}, as `calque train linear-map` makes"
-        raise InputError("there are no maps here", file=path.parent, fix=fix)
+        fix = f"give a folder with {ABOUT_FILE} and {TENSORS_FILE} from `calque train linear-map`"
+        raise InputError("there are no maps in this folder", file=path.parent, fix=fix)
     kinds = {"pivot": str, "languages": list, "layers": list, "hidden_size": int, "about": dict}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -148,11 +144,10 @@ def _read_about(path: Path) -> dict[str, Any]:
         is_typed &= all(isinstance(name, str) for name in content["languages"])
         is_typed &= all(isinstance(layer, int) for layer in content["layers"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"cannot be read: {first_line(error)}", file=path, fix="fit or copy the maps again"
-        ) from error
+        problem = f"the file cannot be read: {first_line(error)}"
+        raise InputError(problem, file=path, fix=fix) from error
     if not (is_known and is_typed):
-        raise InputError("is no list of maps", file=path, fix="fit or copy the maps again")
+        raise InputError("this is not a list of maps", file=path, fix=fix)
     return dict(content)
 
 
@@ -168,12 +163,11 @@ def _read_tensors(
                 for n, layer in enumerate(layers):
                     tensor = file.get_tensor(f"{language}.{layer}")
                     if tensor.shape != (hidden, hidden):
-                        raise ValueError(f"{language}.{layer} is of shape {list(tensor.shape)}")
+                        raise ValueError(f"{language}.{layer} has the shape {list(tensor.shape)}")
                     maps[k, n] = tensor
     except (SafetensorError, OSError, ValueError) as error:
-        raise InputError(
-            f"cannot be read: {first_line(error)}", file=path, fix="fit or copy the maps again"
-        ) from error
+        problem = f"the file cannot be read: {first_line(error)}"
+        raise InputError(problem, file=path, fix="fit or copy the maps again") from error
     if not maps.isfinite().all():
-        raise InputError("holds numbers that are not finite", file=path, fix="fit the maps again")
+        raise InputError("some numbers are not finite", file=path, fix="fit the maps again")
     return maps

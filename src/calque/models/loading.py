@@ -1,11 +1,11 @@
-"""Loading and saving plain Hugging Face folders: safetensors only, nothing in them is executed."""
+"""Loading and saving plain Hugging Face folders: safetensors only, and no code in them is run."""
 
 from __future__ import annotations
 
 import copy
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -14,84 +14,140 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from calque.errors import InputError, first_line
-from calque.models import attention
-from calque.models.families import Family, family_of
-from calque.tokens.tokenizer import load_tokenizer
+from calque.models.attention import register_attention
+from calque.models.families import Family, find_family
+from calque.tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
-EMBEDDED = "calque-mini"
-# What Hugging Face calls a layer's cross-attention.
-PLUG = "crossattention"
+EMBEDDED_MODEL = "calque-mini"
+# Hugging Face's name of a layer's cross-attention.
+CROSS_ATTENTION = "crossattention"
+# Seconds to wait for a connection to the hub: without network, a name must fail quickly.
+CONNECT_TIMEOUT = 2.0
+MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt")
 
 
-class HeadlessCheckpoint(UserWarning):
-    """The checkpoint has no language-modelling head, so that one is drawn at random."""
+class MissingHeadWarning(UserWarning):
+    """The checkpoint has no language-modeling head, so that one is initialized at random."""
 
 
 def embedded_models() -> dict[str, Path]:
-    """Name the models inside the package and their folders."""
+    """Return the names and folders of the models inside the package."""
     root = Path(str(resources.files("calque"))) / "data" / "models"
     return {path.parent.name: path.parent for path in sorted(root.glob("*/config.json"))}
 
 
-def load_checkpoint(
-    name: str | Path | None, dtype: torch.dtype, *, plugged: bool = False
-) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, Path]:
-    """Load a masked language model and its tokenizer; a bad checkpoint is a one-line error.
+def find_model(name: str | Path | None = None) -> Path:
+    """Return the local folder of a model, downloading it from the hub if necessary.
 
-    Cross-attention that a checkpoint has beside the encoder is left out, unless `plugged`: then
-    it must be there.
+    Args:
+        name: A folder, a hub name or `calque-mini`, which is also the default.
+
+    >>> find_model("calque-mini").name
+    'calque-mini'
     """
-    folder = find_folder(EMBEDDED if name is None else name)
-    config = load_config(folder)
-    _set_plug(folder, config, plugged=plugged)
-    family = family_of(config.model_type, folder)
-    model = _load_weights(folder, config, family, dtype)
-    tokenizer = load_tokenizer(folder)
-    embeddings: Any = model.get_input_embeddings()
-    check_rows(folder, tokenizer, len(embeddings.weight))
-    return model, tokenizer, folder
+    return _find_folder(name, MODEL_FILES)
 
 
-def check_rows(folder: Path, tokenizer: PreTrainedTokenizerFast, n_rows: int) -> None:
-    """Refuse a tokenizer that has more entries than its model has embeddings."""
-    if len(tokenizer) > n_rows:
-        raise InputError(
-            f"the tokenizer has {len(tokenizer)} entries but the model {n_rows} embeddings",
-            file=folder,
-            fix="use the tokenizer the model was trained with",
-        )
+def find_tokenizer(name: str | Path | None = None) -> Path:
+    """Return the local folder of a tokenizer: as `find_model`, but without downloading weights."""
+    return _find_folder(
+        name, ("tokenizer*", "special_tokens_map.json", "config.json", *TOKENIZER_FILES)
+    )
 
 
-def find_folder(name: str | Path) -> Path:
-    """Find the folder of an embedded model, of a path, or of a hub name (fetched or cached)."""
+def _find_folder(name: str | Path | None, files: Sequence[str]) -> Path:
+    name = EMBEDDED_MODEL if name is None else name
     if str(name) in (embedded := embedded_models()):
         return embedded[str(name)]
+    if str(name) == EMBEDDED_MODEL:
+        raise InputError(
+            f"{EMBEDDED_MODEL} is not in this installation", fix="give the folder of another model"
+        )
     folder = Path(name)
     if folder.is_dir():
         return folder
     if folder.exists():
         raise InputError("this is a file", file=name, fix="give the model's folder")
-    return _fetch(str(name))
+    return _download(str(name), files)
 
 
-def count_positions(config: Any) -> int:
-    """Give the longest sequence that the positions of a described model allow, marks included."""
+def _download(name: str, files: Sequence[str]) -> Path:
+    """Return the folder of a hub name in the cache, updated if the hub can be reached."""
+    import httpx
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    fix = f"download it first with `hf download {name}`, give a folder, or use {EMBEDDED_MODEL}"
+    timeout: Any = httpx.Timeout(10.0, connect=CONNECT_TIMEOUT)
+    hub_error: Exception | None = None
+    try:
+        HfApi().model_info(name, timeout=timeout)
+    except HFValidationError as error:
+        fix = f"give a folder, a hub name such as xlm-roberta-base, or {EMBEDDED_MODEL}"
+        raise InputError(
+            "there is no such folder, and this is not a hub name", file=name, fix=fix
+        ) from error
+    except Exception as error:  # noqa: BLE001 (offline, unknown, gated: there are many kinds)
+        hub_error = error
+    try:
+        return Path(
+            snapshot_download(
+                name, allow_patterns=list(files), local_files_only=hub_error is not None
+            )
+        )
+    except Exception as error:
+        reason = first_line(hub_error or error)
+        problem = f"there is no such folder, and the hub could not provide it: {reason}"
+        raise InputError(problem, file=name, fix=fix) from error
+
+
+def load_checkpoint(
+    name: str | Path | None, dtype: torch.dtype, *, cross_attention: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, Path]:
+    """Load a masked language model and its tokenizer; return them and their folder.
+
+    With `cross_attention`, the checkpoint must have cross-attention weights and they are loaded;
+    otherwise such weights are ignored.
+    """
+    folder = find_model(name)
+    config = load_config(folder)
+    _set_cross_attention(folder, config, wanted=cross_attention)
+    family = find_family(config.model_type, folder)
+    model = _load_weights(folder, config, family, dtype)
+    tokenizer = load_tokenizer(folder)
+    embeddings: Any = model.get_input_embeddings()
+    check_vocabulary_size(folder, tokenizer, len(embeddings.weight))
+    return model, tokenizer, folder
+
+
+def check_vocabulary_size(folder: Path, tokenizer: PreTrainedTokenizerFast, n_rows: int) -> None:
+    """Raise an error if the tokenizer has more entries than the model has embeddings."""
+    if len(tokenizer) > n_rows:
+        raise InputError(
+            f"the tokenizer has {len(tokenizer)} entries but the model has {n_rows} embeddings",
+            file=folder,
+            fix="use the tokenizer that the model was trained with",
+        )
+
+
+def max_sequence_length(config: Any) -> int:
+    """Return the longest sequence that the positions of a model allow, special tokens included."""
     n_positions = int(config.max_position_embeddings)
-    shifted = config.model_type in ("roberta", "xlm-roberta", "camembert")
-    return n_positions - int(config.pad_token_id) - 1 if shifted else n_positions
+    is_shifted = config.model_type in ("roberta", "xlm-roberta", "camembert")
+    return n_positions - int(config.pad_token_id) - 1 if is_shifted else n_positions
 
 
 def build_model(config: Any) -> PreTrainedModel:
-    """Make an encoder of a given configuration with random weights."""
+    """Return an encoder of a given configuration with random weights."""
     from transformers import AutoModelForMaskedLM
 
-    family_of(config.model_type, None)
+    find_family(config.model_type, None)
     config = _choose_head(copy.deepcopy(config))
-    model: Any = AutoModelForMaskedLM.from_config(config, attn_implementation=attention.register())
+    model: Any = AutoModelForMaskedLM.from_config(config, attn_implementation=register_attention())
     return model  # type: ignore[no-any-return]
 
 
@@ -102,28 +158,36 @@ def save_checkpoint(
     dtype: torch.dtype | None = None,
     state: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write model and tokenizer as a folder that `AutoModel` loads unchanged."""
-    state = _drop_tied(model, model.state_dict() if state is None else state)
+    """Write model and tokenizer as a folder that `AutoModel` loads unchanged.
+
+    `state` replaces the model's own weights.
+    """
+    state = model.state_dict() if state is None else state
+    # Tied weights are written once, even if `state` holds a copy under the second name.
+    tied: dict[str, str] = model.all_tied_weights_keys
+    state = {name: value for name, value in state.items() if tied.get(name) not in state}
     if dtype is not None:
         state = {key: x.to(dtype) if x.is_floating_point() else x for key, x in state.items()}
-    with quiet():
-        # Under the names that the model has, whatever those of the checkpoint before were.
+    with silence_transformers():
+        # With the names of this model class, not those of the checkpoint it was loaded from.
         model.save_pretrained(folder, state_dict=state, save_original_format=False)
         tokenizer.save_pretrained(folder)
-    _name_tokenizer(folder / "tokenizer_config.json")
+    path = folder / "tokenizer_config.json"
+    if json.loads(path.read_text(encoding="utf-8")).get("tokenizer_class") == "TokenizersBackend":
+        # This class name is known to older versions of transformers too.
+        _update_json(path, tokenizer_class="PreTrainedTokenizerFast")
     if dtype is not None:
-        _set_stored_dtype(folder / "config.json", dtype)
+        _update_json(folder / "config.json", dtype=str(dtype).removeprefix("torch."))
 
 
-def _drop_tied(model: PreTrainedModel, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Leave out the second name of tied weights, even where it holds a copy of its own."""
-    tied: dict[str, str] = model.all_tied_weights_keys
-    return {name: value for name, value in state.items() if tied.get(name) not in state}
+def _update_json(path: Path, **changes: str) -> None:
+    content = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the progress bars and load reports of transformers: Calque checks and says itself."""
+def silence_transformers() -> Iterator[None]:
+    """Hide the progress bars and load reports of transformers: Calque does its own checks."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -137,70 +201,42 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _name_tokenizer(path: Path) -> None:
-    """Give the tokenizer the class name that older versions of transformers know too."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if config.get("tokenizer_class") == "TokenizersBackend":
-        config["tokenizer_class"] = "PreTrainedTokenizerFast"
-        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _set_stored_dtype(path: Path, dtype: torch.dtype) -> None:
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _fetch(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    fix = f"check the name; embedded models: {', '.join(embedded_models()) or 'none'}"
-    try:
-        wanted = ["*.json", "*.safetensors", "*.model", "*.txt"]
-        return Path(snapshot_download(name, allow_patterns=wanted))
-    except HFValidationError as error:
-        raise InputError("no such folder, and not a hub name", file=name, fix=fix) from error
-    except Exception as error:  # the hub client raises many kinds: offline, gated, unknown
-        problem = f"no such folder, and the hub gave: {first_line(error).removeprefix('Got: ')}"
-        raise InputError(problem, file=name, fix=fix) from error
-
-
 def load_config(folder: Path) -> Any:
-    """Read the description of an encoder; one that is none is a one-line error."""
+    """Read the configuration of an encoder."""
     from transformers import AutoConfig
 
     path, fix = folder / "config.json", "give a Hugging Face model folder"
     if not path.exists():
-        raise InputError("no config.json here", file=folder, fix=fix)
+        raise InputError("this folder has no config.json", file=folder, fix=fix)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.get("model_type") == "encoder-decoder" and (folder / "encoder").is_dir():
-            inside = folder / "encoder"
-            raise InputError("this is an encoder–decoder", file=folder, fix=f"give {inside}")
-        family_of(content.get("model_type"), folder)
+            raise InputError(
+                "this is an encoder–decoder", file=folder, fix=f"give {folder / 'encoder'}"
+            )
+        find_family(content.get("model_type"), folder)
         return _choose_head(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     except InputError:
         raise
     except Exception as error:  # not JSON, not an object, or a value of the wrong type
-        problem = f"not the configuration of a model: {' '.join(str(error).split())}"
+        problem = f"this is not the configuration of a model: {' '.join(str(error).split())}"
         raise InputError(problem, file=path, fix=fix) from error
 
 
 def _choose_head(config: Any) -> Any:
-    """Take the one head of DeBERTa's two that transformers loads: they differ in names alone."""
+    """Choose the DeBERTa head that transformers can load: its two heads differ only in names."""
     if getattr(config, "legacy", None) is False:
         config.legacy = True
     return config
 
 
-def _set_plug(folder: Path, config: Any, *, plugged: bool) -> None:
-    """Describe the model with or without its cross-attention."""
-    has_plug = bool(getattr(config, "add_cross_attention", False))
-    if plugged and not has_plug:
+def _set_cross_attention(folder: Path, config: Any, *, wanted: bool) -> None:
+    """Switch cross-attention on or off in a configuration."""
+    has_cross_attention = bool(getattr(config, "add_cross_attention", False))
+    if wanted and not has_cross_attention:
         fix = "give the folder `veco` of a model trained with cross_attention_lm"
         raise InputError("this model has no cross-attention", file=folder, fix=fix)
-    if has_plug and not plugged:
+    if has_cross_attention and not wanted:
         config.is_decoder = config.add_cross_attention = False
 
 
@@ -208,21 +244,21 @@ def _load_weights(folder: Path, config: Any, family: Family, dtype: torch.dtype)
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-    refuse_pickle(folder)
-    has_plug = getattr(config, "add_cross_attention", False)
-    kind: Any = AutoModelForCausalLM if has_plug else AutoModelForMaskedLM
+    check_safetensors(folder)
+    has_cross_attention = getattr(config, "add_cross_attention", False)
+    model_class: Any = AutoModelForCausalLM if has_cross_attention else AutoModelForMaskedLM
     try:
-        with quiet():
-            model, info = kind.from_pretrained(
+        with silence_transformers():
+            model, info = model_class.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
                 use_safetensors=True,
                 trust_remote_code=False,
-                attn_implementation=attention.register(),
+                attn_implementation=register_attention(),
                 key_mapping=dict(family.renamed) or None,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # `_check_keys` refuses them, by name
+                ignore_mismatched_sizes=True,  # `_check_keys` reports them by name
             )
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         raise InputError(
@@ -234,8 +270,8 @@ def _load_weights(folder: Path, config: Any, family: Family, dtype: torch.dtype)
     return model  # type: ignore[no-any-return]
 
 
-def refuse_pickle(folder: Path) -> None:
-    """Refuse a folder without safetensors, and say so where a pickle lies there instead."""
+def check_safetensors(folder: Path) -> None:
+    """Raise an error if a folder has no safetensors file, for example only a pickle."""
     if any(folder.glob("*.safetensors")):
         return
     pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
@@ -243,18 +279,21 @@ def refuse_pickle(folder: Path) -> None:
         raise InputError(
             f"{pickles[0]} is a pickle, which can run code; Calque loads safetensors only",
             file=folder,
-            fix="convert it with safetensors' convert script and remove the pickle",
+            fix="convert it with the convert script of safetensors and remove the pickle",
         )
-    fix = "give the model's folder; one that the hub has as a pickle alone must be converted first"
-    raise InputError("no model.safetensors here", file=folder, fix=fix)
+    fix = "give the model's folder; a model that the hub only has as a pickle must be converted"
+    raise InputError("this folder has no model.safetensors", file=folder, fix=fix)
 
 
 def _check_keys(folder: Path, family: Family, info: dict[str, Any]) -> None:
-    """Refuse weights that do not fill the body, or that hold more layers; say a missing head."""
+    """Raise an error if weights of the body are missing or superfluous; warn of a missing head."""
     mismatched = [entry[0] for entry in info["mismatched_keys"]]
-    around = family.layers.split(".")[0]
-    surplus = [key for key in info["unexpected_keys"] if f"{around}." in key]
-    surplus = [key for key in surplus if f".{PLUG}." not in key]
+    layers = family.layers.split(".")[0]
+    surplus = [
+        key
+        for key in info["unexpected_keys"]
+        if f"{layers}." in key and f".{CROSS_ATTENTION}." not in key
+    ]
     missing = [
         key for key in info["missing_keys"] if not any(part in key for part in family.optional)
     ]
@@ -262,13 +301,13 @@ def _check_keys(folder: Path, family: Family, info: dict[str, Any]) -> None:
     body = sorted(key for key in [*missing, *mismatched, *surplus] if key not in head)
     if body:
         raise InputError(
-            f"{len(body)} tensors are missing, too many or of another shape, first {body[0]}",
+            f"{len(body)} tensors are missing, superfluous or of a wrong shape, first {body[0]}",
             file=folder,
             fix="config.json and the weights do not belong together",
         )
     if head:
         warnings.warn(
-            f"{folder}: no language-modelling head in the checkpoint; it starts at random",
-            HeadlessCheckpoint,
+            f"{folder}: the checkpoint has no language-modeling head; it is initialized at random",
+            MissingHeadWarning,
             stacklevel=2,
         )

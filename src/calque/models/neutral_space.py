@@ -1,9 +1,7 @@
-"""Removing what tells languages apart from sentence vectors, with no bitext and no labels.
+"""Language-neutral sentence vectors: remove the directions that identify the language.
 
-Yang et al., 2021 (A Simple and Effective Method To Eliminate the Self Language Bias in
-Multilingual Representations).
-
-A model's neutral space: which directions of its sentence vectors tell languages apart.
+Yang et al., 2021, "A Simple and Effective Method To Eliminate the Self Language Bias in
+Multilingual Representations". This needs neither bitext nor labels.
 """
 
 from __future__ import annotations
@@ -21,20 +19,22 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = npt.NDArray[np.float32]
 
+NEUTRAL_FILE = "neutral.safetensors"
+
 
 def find_language_directions(means: Array) -> tuple[Array, Array]:
-    """Find the mean of the languages' mean vectors, and the directions in which they differ.
+    """Return the mean of the mean vectors of the languages, and the directions of their variation.
 
-    The directions are the right singular vectors of the centred means: at most one fewer than
-    there are languages. Paper: it decomposes the states of one language at a time; the means of
-    many do the same at once.
+    The directions are the right singular vectors of the centered means: at most one fewer than
+    there are languages. Paper: the states of one language are decomposed at a time; the means of
+    many languages do the same at once.
 
     >>> mean, directions = find_language_directions(np.float32([[1, 0], [3, 0]]))
     >>> mean.tolist(), np.abs(directions).tolist()
     ([2.0, 0.0], [[1.0, 0.0]])
     """
     if len(means) < 2:
-        raise InputError(f"{len(means)} language has no direction", fix="give two or more")
+        raise InputError("there is only one language", fix="give at least two languages")
     center = means.mean(axis=0, dtype=np.float64)
     _, strengths, directions = np.linalg.svd(means - center, full_matrices=False)
     tiny = strengths[0] * max(means.shape) * np.finfo(np.float32).eps
@@ -43,7 +43,7 @@ def find_language_directions(means: Array) -> tuple[Array, Array]:
 
 
 def remove_directions(vectors: Array, mean: Array, directions: Array) -> Array:
-    """Subtract the mean and project the directions out; a zero vector (no text) stays zero.
+    """Return vectors without the mean and the directions; a zero vector (no text) stays zero.
 
     >>> remove_directions(np.float32([[5, 7]]), np.float32([2, 0]), np.float32([[1, 0]])).tolist()
     [[0.0, 7.0]]
@@ -54,12 +54,9 @@ def remove_directions(vectors: Array, mean: Array, directions: Array) -> Array:
     return neutral
 
 
-FILE = "neutral.safetensors"
-
-
 @dataclass(frozen=True, slots=True)
 class NeutralSpace:
-    """What to remove from one layer's mean-pooled states, and the languages it was found on."""
+    """What to remove from the mean-pooled states of one layer, and the languages it is based on."""
 
     mean: Array
     directions: Array
@@ -67,24 +64,23 @@ class NeutralSpace:
     languages: tuple[str, ...]
 
     def apply(self, vectors: Array) -> Array:
-        """Give vectors in which the languages' means coincide."""
+        """Return vectors in which the means of the languages coincide."""
         return remove_directions(vectors, self.mean, self.directions)
 
     def save(self, folder: Path) -> None:
-        """Write it beside a model's other files."""
-        import numpy as np
+        """Write the space into a model's folder."""
         from safetensors.numpy import save_file
 
         tensors = {"mean": self.mean, "directions": np.ascontiguousarray(self.directions)}
         about = {"layer": str(self.layer), "languages": " ".join(self.languages)}
-        save_file(tensors, folder / FILE, metadata=about)
+        save_file(tensors, folder / NEUTRAL_FILE, metadata=about)
 
 
 def load_neutral_space(folder: Path, hidden_size: int) -> NeutralSpace | None:
-    """Read a model's neutral space; None if it has none."""
+    """Read the neutral space in a model's folder; return None if there is none."""
     from safetensors import SafetensorError, safe_open
 
-    path = folder / FILE
+    path, fix = folder / NEUTRAL_FILE, "run `calque neutralize` again"
     if not path.exists():
         return None
     try:
@@ -94,13 +90,9 @@ def load_neutral_space(folder: Path, hidden_size: int) -> NeutralSpace | None:
         languages = tuple(about["languages"].split())
         space = NeutralSpace(mean, directions, int(about["layer"]), languages)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise InputError(
-            f"cannot be read: {first_line(error)}", file=path, fix="run `calque neutralize` again"
-        ) from error
+        problem = f"the file cannot be read: {first_line(error)}"
+        raise InputError(problem, file=path, fix=fix) from error
     if mean.shape != (hidden_size,) or directions.shape[1:] != (hidden_size,):
-        raise InputError(
-            f"is for vectors of {mean.shape[-1]}, the model's have {hidden_size}",
-            file=path,
-            fix="run `calque neutralize` again",
-        )
+        problem = f"the vectors have {mean.shape[-1]} dimensions, but the model has {hidden_size}"
+        raise InputError(problem, file=path, fix=fix)
     return space

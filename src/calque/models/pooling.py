@@ -1,7 +1,4 @@
-"""From subword states to one vector a word or a sentence, over packed sequences.
-
-States of words in sentences that are split already: that of a word's first subword.
-"""
+"""Pooling of subword states into vectors of words and sentences, over packed sequences."""
 
 from __future__ import annotations
 
@@ -14,8 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from calque.tokens.ragged import Ragged, add_marks, bucket_batches, pack, ranges, reorder
-from calque.tokens.words import PieceCounts, WordEncoder
+from calque.tokens.ragged import Ragged, add_special_tokens, batch_by_length, pack, ranges, reorder
+from calque.tokens.tokenizer import boundary_ids
+from calque.tokens.words import EncodedWords, WordEncoder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,9 +29,9 @@ def pool_sentences(
     offsets: Int[Tensor, "boundaries"],
     keep: Bool[Tensor, "tokens"],
 ) -> Float[Tensor, "sequences hidden"]:
-    """Average the kept tokens of every packed sequence, in single precision at least.
+    """Return the mean of the kept tokens of every sequence, in single precision at least.
 
-    A sequence with no kept token is the mean of all its tokens; one without tokens is zero.
+    Without a kept token it is the mean of all tokens; an empty sequence is zero.
 
     >>> states = torch.tensor([[9.0], [1.0], [3.0], [7.0]])
     >>> keep = torch.tensor([False, True, True, False])
@@ -55,9 +53,9 @@ def pool_words(
     n_words: int,
     how: Literal["mean", "first"] = "mean",
 ) -> Float[Tensor, "words hidden"]:
-    """Give every word the mean of its subwords, or its first; a word without any is zero.
+    """Return the mean of the subwords of every word, or its first subword; zero without subwords.
 
-    `words` holds the word each token belongs to, −1 for a token that belongs to none.
+    `words` is the word number of each token, −1 for a token that belongs to no word.
 
     >>> states, words = torch.tensor([[5.0], [1.0], [3.0], [7.0]]), torch.tensor([-1, 0, 0, 2])
     >>> pool_words(states, words, 3).tolist(), pool_words(states, words, 3, "first").tolist()
@@ -71,11 +69,11 @@ def pool_words(
 
 
 def _is_first(words: Int[Tensor, "tokens"], n_words: int) -> Bool[Tensor, "tokens"]:
-    """Tell whether a token is the first of its word."""
-    places = torch.arange(len(words), device=words.device)
-    slots = words.long() + 1  # slot 0 gathers the tokens of no word
-    first = places.new_full((n_words + 1,), len(words)).scatter_reduce(0, slots, places, "amin")
-    return first[slots] == places
+    """Return whether each token is the first of its word."""
+    tokens = torch.arange(len(words), device=words.device)
+    slots = words.long() + 1  # slot 0 is for tokens without a word
+    first = tokens.new_full((n_words + 1,), len(words)).scatter_reduce(0, slots, tokens, "amin")
+    return first[slots] == tokens
 
 
 def _sum_rows(
@@ -88,24 +86,24 @@ def _widen(states: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidd
     return states.to(torch.promote_types(states.dtype, torch.float32))
 
 
-# On a CPU a batch should fit one core's cache, on a GPU fill the machine.
+# On a CPU a batch should fit into one core's cache, on a GPU it should fill the machine.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 1 << 15}
 
 
 @dataclass(frozen=True, slots=True)
 class WordBatch:
-    """Sentences to read at once: `places` are the first subwords of the words `words`."""
+    """A batch of sentences; `first_subwords` are token indices, `words` their word numbers."""
 
     tokens: TokenBatch
-    places: Int[Tensor, "words"]
+    first_subwords: Int[Tensor, "words"]
     words: Int[Tensor, "words"]
 
 
 @dataclass(frozen=True, slots=True)
-class WordLayout:
-    """All words of some sentences, laid out for an encoder; `has_pieces` of each of them.
+class WordBatches:
+    """All words of some sentences in batches; `has_pieces` is false for words without subwords.
 
-    A sentence longer than the model is read in windows that break between words.
+    A sentence that is longer than the model allows is split into windows between words.
     """
 
     batches: list[WordBatch]
@@ -114,24 +112,24 @@ class WordLayout:
     n_windows: int
 
 
-def lay_out_words(encoder: Encoder, sentences: Sequence[Sequence[str]]) -> WordLayout:
-    """Encode words and pack their sentences, those of similar length together."""
+def batch_words(encoder: Encoder, sentences: Sequence[Sequence[str]]) -> WordBatches:
+    """Tokenize sentences of words and pack them into batches of similar length."""
     tokenizer, device = encoder.tokenizer, next(encoder.parameters()).device
     batch_tokens = BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
-    marks = tokenizer.cls_token_id, tokenizer.sep_token_id
-    head = int(marks[0] is not None)
-    room = encoder.max_tokens - head - int(marks[1] is not None)
-    # A word's first subword is all that is used of it, so that no word need be cut in two.
-    pieces, _ = WordEncoder(tokenizer).encode(sentences).shorten(room)
+    boundaries = boundary_ids(tokenizer)
+    n_before = int(boundaries[0] is not None)
+    room = encoder.max_tokens - n_before - int(boundaries[1] is not None)
+    # Only the first subword of a word is used, so that a very long word can be shortened.
+    pieces, _ = WordEncoder(tokenizer).encode(sentences).truncate_words(room)
     firsts = _cut_windows(pieces, room)
     n_words = np.diff(firsts)
     begins = pieces.first_pieces[firsts]
     windows = Ragged(pieces.ids, np.diff(begins))
-    # Where a word's first subword stands in its window, the mark before it counted.
-    offsets = pieces.first_pieces[:-1] - np.repeat(begins[:-1], n_words) + head
+    # The position of a word's first subword in its window, including the special token before.
+    offsets = pieces.first_pieces[:-1] - np.repeat(begins[:-1], n_words) + n_before
     batches = []
-    for rows in bucket_batches(windows.lengths, batch_tokens):
-        text = add_marks(reorder(windows, rows), *marks)
+    for rows in batch_by_length(windows.lengths, batch_tokens):
+        text = add_special_tokens(reorder(windows, rows), *boundaries)
         words = ranges(firsts[:-1][rows], n_words[rows])
         starts = np.repeat(np.cumsum(text.lengths) - text.lengths, n_words[rows])
         kept = pieces.n_pieces[words] > 0
@@ -142,29 +140,26 @@ def lay_out_words(encoder: Encoder, sentences: Sequence[Sequence[str]]) -> WordL
                 torch.from_numpy(words[kept]),
             )
         )
-    return WordLayout(batches, len(pieces.n_pieces), pieces.n_pieces > 0, len(n_words))
+    return WordBatches(batches, len(pieces.n_pieces), pieces.n_pieces > 0, len(n_words))
 
 
 @torch.no_grad()
-def encode_words(
-    encoder: Encoder, layout: WordLayout, layers: Sequence[int]
+def encode_first_subwords(
+    encoder: Encoder, batches: WordBatches, layers: Sequence[int]
 ) -> list[Float[Tensor, "words hidden"]]:
-    """Give the states of all words at some layers; a word without subwords is zero.
-
-    Nothing is drawn and nothing added up, so that the same weights give the same states.
-    """
+    """Return the first-subword states of all words at some layers; zero without subwords."""
     device = next(encoder.parameters()).device
-    size = (layout.n_words, encoder.hidden_size)
-    found = [torch.zeros(size, device=device) for _ in layers]
-    for batch in layout.batches:
-        places, words = batch.places.to(device), batch.words.to(device)
-        for result, states in zip(found, encoder(batch.tokens.to(device), layers), strict=True):
-            result[words] = states[places].float()
-    return found
+    size = (batches.n_words, encoder.hidden_size)
+    by_layer = [torch.zeros(size, device=device) for _ in layers]
+    for batch in batches.batches:
+        tokens, words = batch.first_subwords.to(device), batch.words.to(device)
+        for result, states in zip(by_layer, encoder(batch.tokens.to(device), layers), strict=True):
+            result[words] = states[tokens].float()
+    return by_layer
 
 
-def _cut_windows(pieces: PieceCounts, room: int) -> IntArray:
-    """Say with which word every window begins, and where the last ends; none is empty of words."""
+def _cut_windows(pieces: EncodedWords, room: int) -> IntArray:
+    """Return the first word of every window and the end of the last; no window is empty."""
     first_words, first_pieces = pieces.first_words, pieces.first_pieces
     lengths = np.diff(first_pieces[first_words])
     cuts = [first_words[:-1][np.diff(first_words) > 0], first_words[-1:]]

@@ -1,6 +1,6 @@
-"""A linear classifier of states: multinomial logistic regression, solved, not trained.
+"""A transfer probe: tags learned from frozen states of one language, predicted in all languages.
 
-A probe of transfer: tags learnt from frozen states in one language, predicted in all.
+The classifier is multinomial logistic regression, solved with L-BFGS.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch.nn import functional as F
 
 from calque.errors import InputError
-from calque.io.conllu import NO_TAG, OUTSIDE, TaggedSentence, check_span_tags, count_spans
-from calque.models.pooling import WordLayout, encode_words, lay_out_words
+from calque.io.conllu import NO_TAG, OUTSIDE, TaggedSentence, check_bio_tags, count_spans
+from calque.models.pooling import WordBatches, batch_words, encode_first_subwords
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 PENALTY = 0.01
 MAX_ITERATIONS = 50
-# Curvature pairs that L-BFGS keeps.
+# Number of curvature pairs in L-BFGS.
 HISTORY = 10
 
 
 @dataclass(frozen=True, slots=True)
 class LinearTagger:
-    """Predicts the class of the highest wᵀ(h − mean)/deviation + b."""
+    """Predicts the class with the highest wᵀh + b."""
 
     weight: Float[Tensor, "hidden classes"]
     bias: Float[Tensor, "classes"]
 
     def predict(self, states: Float[Tensor, "words hidden"]) -> Int[Tensor, "words"]:
-        """Give every state its most probable class."""
+        """Return the most probable class of every state."""
         with torch.autocast(states.device.type, enabled=False):
             return (states.float() @ self.weight + self.bias).argmax(dim=1)
 
@@ -56,10 +56,10 @@ def fit_tagger(
     penalty: float = PENALTY,
     max_iterations: int = MAX_ITERATIONS,
 ) -> LinearTagger:
-    """Minimize the mean cross-entropy + penalty/2 · ‖W‖² over standardized states, from zero.
+    """Return the minimum of mean cross-entropy + penalty/2 · ‖W‖² over standardized states.
 
-    The problem is convex and nothing is drawn: the same states give the same tagger. With n words,
-    scikit-learn's C is 1/(n · penalty). Features that hardly vary are left as they are.
+    The problem is convex and the start is 0: the same states give the same tagger. With n words,
+    scikit-learn's C is 1/(n · penalty). Features with almost no variance are not scaled.
     """
     with torch.autocast(states.device.type, enabled=False):
         states = states.float()
@@ -90,7 +90,7 @@ def _solve(
         line_search_fn="strong_wolfe",
     )
 
-    def measure() -> Tensor:
+    def compute_loss() -> Tensor:
         with torch.enable_grad():
             solver.zero_grad()
             loss = F.cross_entropy(inputs @ weight + bias, labels)
@@ -98,36 +98,35 @@ def _solve(
             loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    solver.step(measure)  # type: ignore[no-untyped-call]
+    solver.step(compute_loss)  # type: ignore[no-untyped-call]
     return weight.detach(), bias.detach()
 
 
-# "accuracy" is the share of words whose tag is right, "span_f1" of B-, I- and O tags the F1 of
-# whole spans.
-Metric = Literal["accuracy", "span_f1"]
+# "accuracy": share of words with the right tag; "span_f1": F1 of whole spans of B-, I-, O tags.
+ProbeMetric = Literal["accuracy", "span_f1"]
 UNTAGGED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class TransferScores:
-    """The score of every language, and how far the others stay behind the source."""
+    """Scores by language, and the gap between the source language and the others."""
 
     source: str
     scores: dict[str, float]
 
     @property
     def own(self) -> float:
-        """Give the score of the language that the tagger learnt from."""
+        """The score of the language that the tagger was trained on."""
         return self.scores[self.source]
 
     @property
     def others(self) -> float:
-        """Give the mean score of the other languages."""
+        """The mean score of the other languages."""
         return float(np.mean([v for name, v in self.scores.items() if name != self.source]))
 
     @property
     def gap(self) -> float:
-        """Subtract the mean of the others from the source (Hu et al., 2020).
+        """The score of the source minus the mean of the others (Hu et al., 2020).
 
         >>> TransferScores("en", {"en": 0.75, "de": 0.5, "sw": 0.25}).gap
         0.375
@@ -136,10 +135,10 @@ class TransferScores:
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """Sentences laid out, the number of each word's tag (−1: none), words a sentence."""
+class _TaggedWords:
+    """Batches of words, the tag number of each word (−1: none), and words per sentence."""
 
-    layout: WordLayout
+    batches: WordBatches
     tags: IntArray
     lengths: IntArray
 
@@ -149,11 +148,11 @@ class _Text:
 
 
 class TagProbe:
-    """Fits a linear tagger on the source language's words and scores it in all languages.
+    """Fits a linear tagger on words of the source language and scores it in all languages.
 
-    A word is its first subword's state. What an encoder's tokenizer makes of the sentences is
-    computed once; `measure` may be called again and again while the encoder is trained. A word
-    whose tag the source does not have, and one without subwords, counts as wrong.
+    A word is represented by its first subword. Sentences are tokenized once; `measure` can be
+    called repeatedly while the encoder is trained. A word whose tag does not occur in the training
+    data, or that has no subwords, counts as wrong.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class TagProbe:
         tests: Mapping[str, Sequence[TaggedSentence]],
         *,
         source: str,
-        metric: Metric = "accuracy",
+        metric: ProbeMetric = "accuracy",
     ) -> None:
         _check_languages(source, tests)
         self.source, self.metric = source, metric
@@ -174,15 +173,19 @@ class TagProbe:
         self.names = list(dict.fromkeys([*known, *everywhere, *extra]))
         self.n_classes = len(known)
         if metric == "span_f1":
-            check_span_tags(self.names)
+            check_bio_tags(self.names)
         if self.n_classes < 2:
-            raise InputError(f"the probe's {source} has {self.n_classes} tags", fix="give two")
+            raise InputError(
+                f"the training data of the probe has {self.n_classes} different tags in {source}",
+                fix="give data with at least two tags",
+            )
         numbers = {name: number for number, name in enumerate(self.names)} | {NO_TAG: UNTAGGED}
-        self.train = _lay_out(encoder, train, numbers)
-        self.tests = {name: _lay_out(encoder, test, numbers) for name, test in tests.items()}
+        self.train = _tokenize(encoder, train, numbers)
+        self.tests = {name: _tokenize(encoder, test, numbers) for name, test in tests.items()}
         for name, text in self.tests.items():
             if not text.is_tagged.any():
-                raise InputError(f"the probe's {name} has no tags", fix="give a tagged file")
+                problem = f"the test data of the probe has no tags in {name}"
+                raise InputError(problem, fix="give a tagged file")
 
     def measure(
         self,
@@ -190,70 +193,72 @@ class TagProbe:
         layers: Sequence[int],
         on_language: Callable[[str], None] = lambda language: None,
     ) -> dict[int, TransferScores]:
-        """Score an encoder at some layers; it is read in evaluation mode and left as it was."""
+        """Return the scores of an encoder at some layers, computed in evaluation mode."""
         was_training = encoder.training
         encoder.eval()
         try:
             taggers = self._fit(encoder, layers)
             scores: dict[int, dict[str, float]] = {layer: {} for layer in layers}
             for language, text in self.tests.items():
-                states = encode_words(encoder, text.layout, layers)
-                for layer, tagger, here in zip(layers, taggers, states, strict=True):
-                    found = tagger.predict(here).cpu().numpy()
-                    scores[layer][language] = self._score(text, found)
+                states = encode_first_subwords(encoder, text.batches, layers)
+                for layer, tagger, of_layer in zip(layers, taggers, states, strict=True):
+                    predicted = tagger.predict(of_layer).cpu().numpy()
+                    scores[layer][language] = self._score(text, predicted)
                 on_language(language)
         finally:
             encoder.train(was_training)
         return {layer: TransferScores(self.source, by_name) for layer, by_name in scores.items()}
 
     def describe(self) -> str:
-        """Say what is learnt, what is scored, and what cannot be right."""
+        """Return a summary of the training and test data, including words that cannot be right."""
         words = {name: int(text.is_tagged.sum()) for name, text in self.tests.items()}
         shown = f"{len(self.train.lengths):,} sentences of {self.source} with {self.n_classes} tags"
-        shown += f", tests of {len(words)} languages with {sum(words.values()):,} words"
+        shown += f", tests in {len(words)} languages with {sum(words.values()):,} words"
         foreign = Counter[str]()
         for text in self.tests.values():
             foreign.update(text.tags[text.tags >= self.n_classes].tolist())
         if foreign:
             names = " ".join(sorted(self.names[int(number)] for number in foreign))
-            shown += f"; {foreign.total():,} have tags unknown in {self.source} ({names})"
+            shown += f"; {foreign.total():,} have tags that {self.source} does not have ({names})"
         texts = [self.train, *self.tests.values()]
-        n_bare = sum(int((~text.layout.has_pieces).sum()) for text in texts)
+        n_empty = sum(int((~text.batches.has_pieces).sum()) for text in texts)
         n_untagged = sum(int((~text.is_tagged).sum()) for text in texts)
-        if n_bare:
-            shown += f"; {n_bare:,} words have no subword"
-        return shown + (f"; {n_untagged:,} words without a tag left out" if n_untagged else "")
+        if n_empty:
+            shown += f"; {n_empty:,} words have no subword"
+        return shown + (f"; {n_untagged:,} words without a tag are ignored" if n_untagged else "")
 
     def _fit(self, encoder: Encoder, layers: Sequence[int]) -> list[LinearTagger]:
-        usable = torch.from_numpy(self.train.is_tagged & self.train.layout.has_pieces)
-        states = encode_words(encoder, self.train.layout, layers)
+        usable = torch.from_numpy(self.train.is_tagged & self.train.batches.has_pieces)
+        states = encode_first_subwords(encoder, self.train.batches, layers)
         usable = usable.to(states[0].device)
         labels = torch.from_numpy(self.train.tags).to(usable.device)[usable]
-        return [fit_tagger(one[usable], labels, self.n_classes) for one in states]
+        return [fit_tagger(of_layer[usable], labels, self.n_classes) for of_layer in states]
 
-    def _score(self, text: _Text, found: IntArray) -> float:
+    def _score(self, text: _TaggedWords, predicted: IntArray) -> float:
         if self.metric == "span_f1":
-            found = np.where(text.layout.has_pieces, found, self.names.index(OUTSIDE))
-            return count_spans(text.tags, found, self.names, text.lengths).f1
-        right = (found == text.tags) & text.layout.has_pieces
+            predicted = np.where(text.batches.has_pieces, predicted, self.names.index(OUTSIDE))
+            return count_spans(text.tags, predicted, self.names, text.lengths).f1
+        right = (predicted == text.tags) & text.batches.has_pieces
         return float(right[text.is_tagged].mean())
 
 
 def _check_languages(source: str, tests: Mapping[str, object]) -> None:
     if source not in tests:
-        raise InputError(f"the probe has no test of its source {source!r}", fix="add one")
+        problem = f"the probe has no test data in its source language {source!r}"
+        raise InputError(problem, fix="add test data in this language")
     if len(tests) < 2:
-        raise InputError(f"the probe has no language beside {source!r}", fix="add one")
+        problem = f"the probe has test data in {source!r} only"
+        raise InputError(problem, fix="add test data in another language")
 
 
 def _tags_of(sentences: Sequence[TaggedSentence]) -> list[str]:
     return sorted({tag for sentence in sentences for tag in sentence.tags} - {NO_TAG})
 
 
-def _lay_out(
+def _tokenize(
     encoder: Encoder, sentences: Sequence[TaggedSentence], numbers: Mapping[str, int]
-) -> _Text:
+) -> _TaggedWords:
     words = [sentence.words for sentence in sentences]
     tags = np.array([numbers[tag] for s in sentences for tag in s.tags], dtype=np.int64)
     lengths = np.array(list(map(len, words)), dtype=np.int64)
-    return _Text(lay_out_words(encoder, words), tags, lengths)
+    return _TaggedWords(batch_words(encoder, words), tags, lengths)

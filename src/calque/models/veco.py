@@ -1,7 +1,8 @@
-"""VECO's plug-in cross-attention: one set of weights as encoder, cross-encoder or decoder.
+"""VECO: an encoder with cross-attention that can be plugged in or out.
 
 Luo et al., 2021, "VECO: Variable and Flexible Cross-lingual Pre-training for Language Understanding
-and Generation". The layers are Hugging Face's own, which carry a cross-attention for decoders.
+and Generation". One set of weights serves as encoder, as cross-encoder of a sentence pair, and as
+decoder. The layers are Hugging Face's own, which have cross-attention for decoders.
 """
 
 from __future__ import annotations
@@ -15,15 +16,13 @@ import torch
 from torch import nn
 
 from calque.errors import InputError
-from calque.models import attention
-from calque.models.attention import plan_attention, plan_cross
-from calque.models.encoder import Encoder, working_dtype
-from calque.models.families import family_of, run_fused_cross_layer, run_layer
+from calque.models.attention import plan_attention, plan_cross_attention, register_attention
+from calque.models.encoder import Encoder, compute_dtype
+from calque.models.families import find_family, run_fused_layer, run_layer
 from calque.models.loading import (
-    EMBEDDED,
-    PLUG,
+    CROSS_ATTENTION,
     build_model,
-    find_folder,
+    find_model,
     load_checkpoint,
     save_checkpoint,
 )
@@ -35,17 +34,15 @@ if TYPE_CHECKING:
 
     from calque.types import TokenBatch
 
-    PlugStart = Literal["self", "random"]
-
-# Where the full model lies inside the folder of a finished one, which is the encoder alone.
-FULL = "veco"
+# The subfolder with the full model inside the folder of a trained one, which is the plain encoder.
+VECO_FOLDER = "veco"
 
 
 class Veco(Encoder):
-    """An encoder whose layers have a cross-attention that is plugged in or out by the call.
+    """An encoder whose layers have cross-attention.
 
-    Called as any encoder it gives H, as if there were no cross-attention; `cross` gives S, for
-    which every layer also reads a paired sequence; `model` is a causal decoder of Hugging Face's.
+    Calling it returns H, the states of the plain encoder without cross-attention. `cross` returns
+    S, for which every layer also reads a paired sequence. `model` is a causal Hugging Face decoder.
     """
 
     @classmethod
@@ -56,33 +53,38 @@ class Veco(Encoder):
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Load a full model, or the one inside the folder of a finished model."""
-        found = find_folder(EMBEDDED if name is None else name)
-        model, tokenizer, folder = load_checkpoint(find_full(found) or found, dtype, plugged=True)
+        """Load a full model, or the full model inside the folder of a trained encoder."""
+        folder = find_model(name)
+        model, tokenizer, folder = load_checkpoint(
+            find_veco_folder(folder) or folder, dtype, cross_attention=True
+        )
         return cls(model, tokenizer, folder).to(device).eval()
 
     @classmethod
     def plug(
-        cls, encoder: Encoder, start: PlugStart = "self", generator: torch.Generator | None = None
+        cls,
+        encoder: Encoder,
+        start: Literal["self", "random"] = "self",
+        generator: torch.Generator | None = None,
     ) -> Self:
-        """Give a copy of an encoder a cross-attention; a random one needs a generator.
+        """Return a copy of an encoder with cross-attention; "random" needs a generator.
 
-        Paper: how it starts is not told. With "self" it looks as the layer's self-attention does,
-        but passes its input on, so that S begins near H. A whole copy of the self-attention begins
-        far worse than a random start (LOG.md).
+        Paper: the initialization is not described. With "self" the cross-attention attends as the
+        layer's self-attention does but adds nothing to its input, so that S starts close to H. A
+        full copy of the self-attention starts far worse than a random one (LOG.md).
         """
-        check_plugs(encoder.model.config.model_type)
-        model = build_plugged(encoder.model.config)
+        check_cross_attention(encoder.model.config.model_type)
+        model = build_cross_attention_model(encoder.model.config)
         found: Any = model.load_state_dict(encoder.model.state_dict(), strict=False)
         assert not found.unexpected_keys
-        assert all(f".{PLUG}." in key for key in found.missing_keys)
-        layers: Any = encoder.family.layers_of(model)
-        for layer in layers:
+        assert all(f".{CROSS_ATTENTION}." in key for key in found.missing_keys)
+        for layer in encoder.family.get_layers(model):
             if start == "self":
                 _copy_self_attention(layer)
             else:
                 assert generator is not None, "a random start needs a generator"
-                _draw(getattr(layer, PLUG), model.config.initializer_range, generator)
+                part = getattr(layer, CROSS_ATTENTION)
+                _initialize(part, model.config.initializer_range, generator)
         device, dtype = encoder.model.device, encoder.model.dtype
         veco = cls(model, encoder.tokenizer).to(device, dtype)
         return veco.train(encoder.training)
@@ -92,89 +94,91 @@ class Veco(Encoder):
     ) -> Float[Tensor, "tokens hidden"]:
         """Return S: the last states of the batch, whose sequence k reads sequence k of `read`.
 
-        The keys are the last states H of what is read, and nothing is learnt through them.
+        `keys` are the last states H of the sequences that are read; they receive no gradient.
         """
-        body = self.family.body_of(self.model)
+        body = self.family.get_body(self.model)
         hidden = self.family.embed(body, batch)
-        dtype = working_dtype(hidden)
+        dtype = compute_dtype(hidden)
         keys = keys.detach()[None]
-        attend, attend_cross = plan_attention(batch, dtype), plan_cross(batch, read, dtype)
-        if self.fuses:
+        attend = plan_attention(batch, dtype)
+        attend_cross = plan_cross_attention(batch, read, dtype)
+        if self.use_fused_layers:
             hidden, keys = hidden.to(dtype), keys.to(dtype)
         arguments = {"encoder_hidden_states": keys, "attend_cross": attend_cross}
-        for layer in self.family.layers_of(self.model):
-            if self.fuses:
-                hidden = run_fused_cross_layer(layer, hidden, attend, keys, attend_cross)
+        for layer in self.family.get_layers(self.model):
+            if self.use_fused_layers:
+                hidden = run_fused_layer(layer, hidden, attend, keys, attend_cross)
             else:
                 hidden = run_layer(layer, hidden, attend, arguments)
         return hidden[0]
 
     def unplug(self) -> Encoder:
-        """Give a plain encoder with a copy of the weights, without the cross-attention."""
+        """Return a plain encoder with a copy of the weights, without the cross-attention."""
         with torch.random.fork_rng(devices=()):
-            model = build_model(plain_config(self.model.config))
-        model.load_state_dict(_drop_plug(self.model.state_dict()))
+            model = build_model(without_cross_attention(self.model.config))
+        model.load_state_dict(_drop_cross_attention(self.model.state_dict()))
         encoder = Encoder(model, self.tokenizer).to(self.model.device, self.model.dtype)
         return encoder.train(self.training)
 
     def publish(self, folder: Path, *, dtype: torch.dtype, state: dict[str, Tensor]) -> None:
-        """Write the unplugged encoder for anyone's use, and the full model in a folder inside."""
+        """Write the plain encoder to a folder, and the full model to a subfolder."""
         with torch.device("meta"):
-            plain = build_model(plain_config(self.model.config))
-        save_checkpoint(plain, self.tokenizer, folder, dtype, _drop_plug(state))
-        self.save(folder / FULL, dtype=dtype, state=state)
+            plain = build_model(without_cross_attention(self.model.config))
+        save_checkpoint(plain, self.tokenizer, folder, dtype, _drop_cross_attention(state))
+        self.save(folder / VECO_FOLDER, dtype=dtype, state=state)
 
 
-def find_full(name: str | Path) -> Path | None:
-    """Find the full model in a folder: itself, or the one inside; None if there is neither."""
-    for folder in (Path(name), Path(name) / FULL):
+def find_veco_folder(name: str | Path) -> Path | None:
+    """Return the folder with cross-attention weights: the given one or its subfolder; or None."""
+    for folder in (Path(name), Path(name) / VECO_FOLDER):
         try:
             config = json.loads((folder / "config.json").read_text("utf-8"))
-        except (OSError, ValueError):  # whoever loads it is told
+        except (OSError, ValueError):  # loading reports what is wrong
             continue
         if isinstance(config, dict) and config.get("add_cross_attention"):
             return folder
     return None
 
 
-def build_plugged(config: Any) -> PreTrainedModel:
-    """Make an encoder of a given description with cross-attention and random weights."""
+def build_cross_attention_model(config: Any) -> PreTrainedModel:
+    """Return an encoder of a given configuration with cross-attention and random weights."""
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(config)
     config.is_decoder = config.add_cross_attention = True
     with torch.random.fork_rng(devices=()):
         model: Any = AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention.register()
+            config, attn_implementation=register_attention()
         )
     return model  # type: ignore[no-any-return]
 
 
-def check_plugs(model_type: str) -> None:
-    """Refuse a family whose layers have no cross-attention."""
-    if not family_of(model_type, None).like_bert:
-        fix = "use an encoder of the BERT or the RoBERTa kind"
+def check_cross_attention(model_type: str) -> None:
+    """Raise an error for a family whose layers cannot have cross-attention."""
+    if not find_family(model_type, None).is_bert_like:
+        fix = "use a BERT or RoBERTa encoder"
         raise InputError(f"encoders of type {model_type!r} have no cross-attention", fix=fix)
 
 
-def plain_config(config: Any) -> Any:
-    """Describe a model without its cross-attention."""
+def without_cross_attention(config: Any) -> Any:
+    """Return a copy of a configuration without cross-attention."""
     plain = copy.deepcopy(config)
     plain.is_decoder = plain.add_cross_attention = False
     return plain
 
 
-def _drop_plug(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value for name, value in state.items() if f".{PLUG}." not in name}
+def _drop_cross_attention(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if f".{CROSS_ATTENTION}." not in name}
 
 
 @torch.no_grad()
 def _copy_self_attention(layer: Any) -> None:
-    """Let the cross-attention look as the self-attention does, and add nothing to its input.
+    """Initialize the cross-attention from the self-attention such that it returns its input.
 
-    That input is w z + b, z of variance 1: so much the norm takes away, and must give back.
+    That input is w z + b with z of variance 1. The output matrix is 0, and the final norm restores
+    the scale and mean that its normalization removes.
     """
-    part, norm = getattr(layer, PLUG), layer.attention.output.LayerNorm
+    part, norm = getattr(layer, CROSS_ATTENTION), layer.attention.output.LayerNorm
     part.self.load_state_dict(layer.attention.self.state_dict())
     part.output.dense.weight.zero_()
     part.output.dense.bias.zero_()
@@ -184,11 +188,11 @@ def _copy_self_attention(layer: Any) -> None:
 
 
 @torch.no_grad()
-def _draw(part: nn.Module, spread: float, generator: torch.Generator) -> None:
-    """Draw matrices as Hugging Face does; biases and norms begin as those of a new layer."""
+def _initialize(part: nn.Module, deviation: float, generator: torch.Generator) -> None:
+    """Initialize matrices, biases and norms as Hugging Face does, with the given generator."""
     for module in part.modules():
         if isinstance(module, nn.Linear):
-            module.weight.normal_(0.0, spread, generator=generator)
+            module.weight.normal_(0.0, deviation, generator=generator)
             module.bias.zero_()
         elif isinstance(module, nn.LayerNorm):
             module.weight.fill_(1.0)

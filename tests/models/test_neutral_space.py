@@ -71,6 +71,6 @@ def test_zero_vectors_stay_zero() -> None:
     assert not remove_directions(np.zeros((2, 2), dtype=np.float32), mean, directions).any()
 
 
-def test_one_language_is_refused() -> None:
-    with pytest.raises(InputError, match="give two or more"):
+def test_one_language_is_an_error() -> None:
+    with pytest.raises(InputError, match="give at least two languages"):
         find_language_directions(np.ones((1, 4), dtype=np.float32))
