@@ -17,8 +17,8 @@ from calque.tokens.ragged import (
     Ragged,
     add_special_tokens,
     assign_rows,
-    bucket_batches,
-    fill_batches,
+    batch_by_length,
+    batch_in_order,
     interleave,
     pack,
     ranges,
@@ -50,7 +50,7 @@ def unpack(batch: TokenBatch) -> list[tuple[list[int], list[int]]]:
 def test_batches_fill_the_budget_in_order(
     lengths: list[int], max_tokens: int, max_sequences: int | None
 ) -> None:
-    cuts = list(fill_batches(np.array(lengths), max_tokens, max_sequences))
+    cuts = list(batch_in_order(np.array(lengths), max_tokens, max_sequences))
     assert np.concatenate(cuts).tolist() == list(range(len(lengths)))
     for cut in cuts:
         n_tokens = sum(lengths[k] for k in cut)
@@ -65,7 +65,7 @@ def test_batches_fill_the_budget_in_order(
 def test_buckets_hold_every_sequence_once_within_the_padded_budget(
     lengths: list[int], max_tokens: int
 ) -> None:
-    batches = bucket_batches(np.array(lengths), max_tokens)
+    batches = batch_by_length(np.array(lengths), max_tokens)
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
     order = [lengths[k] for batch in batches for k in batch]
     assert order == sorted(lengths, reverse=True)
@@ -145,7 +145,7 @@ def test_batches_of_one_stream_have_one_shape() -> None:
     lengths = generator.integers(3, 13, size=5000) * generator.integers(1, 6, size=5000)
     shape = BatchShape.fit(4096, lengths, longest=64)
     batches = []
-    for cut in fill_batches(lengths, shape.budget, shape.sequences):
+    for cut in batch_in_order(lengths, shape.budget, shape.sequences):
         sequences = [[7] * int(lengths[k]) for k in cut]
         batches.append(pack(Ragged.of(sequences), shape=shape, pad_id=PAD))
     assert {(len(b.ids), len(b.positions), len(b.offsets), b.longest) for b in batches} == {

@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 
-from calque.tokens.store import GrowingArray
+from calque.tokens.store import NpyWriter
 
 
 @pytest.mark.parametrize("n_rows", [0, 1, 7, 123_456])
@@ -18,7 +18,7 @@ def test_same_bytes_as_numpy(n_rows: int, dtype: object, row_shape: tuple[int, .
     generator = np.random.default_rng(0)
     rows = generator.integers(0, 60_000, (n_rows, *row_shape)).astype(dtype)
     grown, whole = io.BytesIO(), io.BytesIO()
-    array = GrowingArray(grown, dtype, row_shape)
+    array = NpyWriter(grown, dtype, row_shape)
     for part in np.array_split(rows, 3):
         array.append(part)
     array.close()

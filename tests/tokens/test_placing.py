@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calque.tokens.layout import fit_shape, place_sequences
+from calque.tokens.layout import build_packed_layout, fit_batch_shape
 from calque.tokens.ragged import Ragged
 
 
@@ -13,8 +13,8 @@ from calque.tokens.ragged import Ragged
 def test_every_token_is_found_again(lengths: list[int], fixed: bool) -> None:
     sizes = np.array(lengths)
     ragged = Ragged(np.arange(5, 5 + sizes.sum()), sizes)
-    shape = fit_shape(sizes, [np.arange(len(sizes))]) if fixed else None
-    placed = place_sequences(ragged, pad_id=1, shape=shape)
+    shape = fit_batch_shape(sizes, [np.arange(len(sizes))]) if fixed else None
+    placed = build_packed_layout(ragged, pad_id=1, shape=shape)
     assert np.array_equal(placed.tokens.ids.numpy()[placed.slots], ragged.ids)
     firsts = np.cumsum(sizes) - sizes
     assert np.array_equal(placed.tokens.ids.numpy()[placed.starts], ragged.ids[firsts])
@@ -27,14 +27,14 @@ def test_every_token_is_found_again(lengths: list[int], fixed: bool) -> None:
 def test_the_shape_holds_every_batch() -> None:
     lengths = np.random.default_rng(0).integers(2, 40, 200)
     batches = np.array_split(np.random.default_rng(1).permutation(200), 9)
-    shape = fit_shape(lengths, batches)
+    shape = fit_batch_shape(lengths, batches)
     for batch in batches:
         text = Ragged(np.full(lengths[batch].sum(), 7), lengths[batch])
-        tokens = place_sequences(text, pad_id=1, shape=shape).tokens
+        tokens = build_packed_layout(text, pad_id=1, shape=shape).tokens
         assert len(tokens.ids) == shape.tokens and tokens.row == shape.row
         assert len(tokens.offsets) == shape.sequences + shape.tokens // shape.row + 1
 
 
 def test_a_sequence_without_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="without tokens"):
-        place_sequences(Ragged(np.array([1]), np.array([1, 0])), pad_id=0)
+        build_packed_layout(Ragged(np.array([1]), np.array([1, 0])), pad_id=0)

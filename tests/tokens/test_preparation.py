@@ -17,14 +17,14 @@ from calque.errors import InputError
 from calque.io.cleaning import CleaningReport, CleaningRules
 from calque.tokens import prepare as preparation
 from calque.tokens.prepare import (
-    HoldOut,
+    HeldOutPairs,
     PreparedCorpus,
     TextSource,
     open_prepared,
     prepare_corpora,
     read_clean,
-    read_hold_out,
-    train_on_sources,
+    read_held_out_pairs,
+    train_tokenizer_on_sources,
 )
 from calque.tokens.store import TokenStore, VectorStore
 from calque.tokens.tokenizer import encode_sentences
@@ -184,7 +184,7 @@ def test_a_change_is_noticed(
     assert worked_on == set(names)
     assert corpora[0].n_examples < longer
     preparation_.run(mine)
-    hold_out = HoldOut([("A new line.", "Eine neue Zeile.")])
+    hold_out = HeldOutPairs([("A new line.", "Eine neue Zeile.")])
     corpora, worked_on = preparation_.run(mine, hold_out=hold_out)
     assert worked_on == set(names)
     assert corpora[0].n_examples == longer - 1
@@ -213,7 +213,7 @@ def test_held_out_pairs_stay_out_in_either_direction(
         f"{a}\tsomething else",
     ]
     (tmp_path / "held.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    hold_out = read_hold_out(tmp_path / "held.tsv")
+    hold_out = read_held_out_pairs(tmp_path / "held.tsv")
     corpora, _ = preparation_.run(sources, hold_out=hold_out)
     assert [corpus.cleaning["held_out"] for corpus in corpora] == [2, 1]
     for corpus, examples, n_held_out in zip(corpora, pairs, (2, 1), strict=True):
@@ -221,14 +221,14 @@ def test_held_out_pairs_stay_out_in_either_direction(
     stored = read_ids(preparation_.folder, corpora[0].name, 0)
     held = [ids.tolist() for ids in encode_sentences(preparation_.tokenizer, [a, c])]
     assert not [ids for ids in held if ids in stored]
-    assert read_hold_out(None).keys == set()
+    assert read_held_out_pairs(None).keys == set()
 
 
 def test_untidy_text_is_held_out_too(preparation_: Preparation, tmp_path: Path) -> None:
     (tmp_path / "en-fr.tsv").write_text("A  cafe\u0301!\tUn café !\nYes!\tOui !\n", "utf-8")
     source = TextSource((tmp_path / "en-fr.tsv",), ("en", "fr"))
     rules = CleaningRules(normalize=False)
-    hold_out = HoldOut([("A café!", "Un cafe\u0301 !")])
+    hold_out = HeldOutPairs([("A café!", "Un cafe\u0301 !")])
     (corpus,), _ = preparation_.run([source], rules=rules, hold_out=hold_out)
     assert (corpus.n_examples, corpus.cleaning["held_out"]) == (1, 1)
 
@@ -322,10 +322,10 @@ def test_a_tokenizer_is_trained_on_all_languages_but_not_on_what_is_held_out(
     (tmp_path / "en.txt").write_text("".join(f"one {k} two\n" for k in "abcdefghij" * 9), "utf-8")
     (tmp_path / "ru.txt").write_text("да да\nнет\nЖ\n", "utf-8")
     sources = [TextSource((tmp_path / f"{code}.txt",), (code,)) for code in ("en", "ru")]
-    tokenizer = train_on_sources(
+    tokenizer = train_tokenizer_on_sources(
         sources,
         CleaningRules(drop_duplicates=False),
-        HoldOut([("Ж",)]),
+        HeldOutPairs([("Ж",)]),
         vocab_size=60,
         n_characters=10_000,
         alpha=0.0,
@@ -394,7 +394,7 @@ def test_other_links_are_read_again_and_other_folders_stay_readable(
 def test_pairs_held_out_are_known_when_split_into_words(
     preparation_: Preparation, tmp_path: Path
 ) -> None:
-    hold_out = HoldOut([("Danke sehr!", "Thank you!"), ("Good", "Guten")])
+    hold_out = HeldOutPairs([("Danke sehr!", "Thank you!"), ("Good", "Guten")])
     (corpus,), _ = preparation_.run([write_linked(tmp_path)], hold_out=hold_out)
     assert (corpus.n_examples, corpus.cleaning["held_out"]) == (2, 1)
     links = TokenStore.open(preparation_.folder / corpus.name / "links").gather(np.arange(2))
@@ -497,10 +497,10 @@ def test_worker_processes_store_the_same_vectors(
 def test_a_tokenizer_is_not_trained_on_vectors(tmp_path: Path) -> None:
     source = write_vectors(tmp_path, ["Ж", "ЖЖ"])
     (tmp_path / "en.txt").write_text("".join(f"one {k} two\n" for k in "abcdefghij"), "utf-8")
-    tokenizer = train_on_sources(
+    tokenizer = train_tokenizer_on_sources(
         [source, TextSource((tmp_path / "en.txt",), ("en",))],
         CleaningRules(),
-        HoldOut(),
+        HeldOutPairs(),
         vocab_size=60,
         n_characters=10_000,
         alpha=0.5,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from calque.tokens.ragged import Ragged
 from calque.tokens.tokenizer import encode_sentences, wrap_tokenizer
-from calque.tokens.vocabularies import Rereader, Rereading, Vocabulary, match_pieces
+from calque.tokens.vocabularies import Retokenization, Retokenizer, Vocabulary, match_vocabularies
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -49,12 +49,12 @@ def unigram() -> Callable[..., PreTrainedTokenizerFast]:
     return make
 
 
-def reread(
+def retokenize(
     src: PreTrainedTokenizerFast, tgt: PreTrainedTokenizerFast, *sentences: str
 ) -> tuple[list[str], list[int], list[str], list[int]]:
     """Give the pieces of both tokenizers as text, and their segments."""
     ids = Ragged.of(encode_sentences(src, sentences))
-    again = Rereader(src, tgt).reread(ids)
+    again = Retokenizer(src, tgt).retokenize(ids)
     assert again.n_segments > max([*again.src, *again.tgt, -1])
     return (
         src.convert_ids_to_tokens(ids.ids.tolist()),
@@ -67,7 +67,7 @@ def reread(
 def test_segments_by_hand(unigram: Callable[..., PreTrainedTokenizerFast]) -> None:
     src = unigram("▁un", "believ", "able", "▁cat", "s", "▁a", "▁")
     tgt = unigram("▁un", "be", "liev", "a", "b", "le", "▁cats", "▁a")
-    assert reread(src, tgt, "a unbelievable cats", "cats a") == (
+    assert retokenize(src, tgt, "a unbelievable cats", "cats a") == (
         ["▁a", "▁un", "believ", "able", "▁cat", "s", "▁cat", "s", "▁a"],
         [0, 1, 2, 3, 4, 4, 5, 5, 6],
         ["▁a", "▁un", "be", "liev", "a", "b", "le", "▁cats", "▁cats", "▁a"],
@@ -80,14 +80,14 @@ def test_cuts_that_cross_make_one_segment(
 ) -> None:
     src, tgt = unigram("▁ab", "cd", "▁x"), unigram("▁a", "bc", "d", "▁x")
     pieces = (["▁ab", "cd", "▁x"], [0, 0, 1], ["▁a", "bc", "d", "▁x"], [0, 0, 0, 1])
-    assert reread(src, tgt, "abcd x") == pieces
+    assert retokenize(src, tgt, "abcd x") == pieces
 
 
 def test_a_lone_space_goes_with_its_word(
     unigram: Callable[..., PreTrainedTokenizerFast],
 ) -> None:
     src, tgt = unigram("▁a", "cat", "▁"), unigram("▁a", "▁cat")
-    assert reread(src, tgt, "a cat cat") == (
+    assert retokenize(src, tgt, "a cat cat") == (
         ["▁a", "▁", "cat", "▁", "cat"],
         [0, 1, 1, 2, 2],
         ["▁a", "▁cat", "▁cat"],
@@ -100,7 +100,7 @@ def test_the_bytes_of_a_character_stay_together(
     unigram: Callable[..., PreTrainedTokenizerFast],
 ) -> None:
     tgt = unigram("▁東", "京", "▁a")
-    pieces, segments, others, theirs = reread(tokenizers["byte-level"], tgt, "a 東京 a")
+    pieces, segments, others, theirs = retokenize(tokenizers["byte-level"], tgt, "a 東京 a")
     assert others == ["▁a", "▁東", "京", "▁a"]
     assert theirs == [0, 1, 2, 3]
     assert segments == sorted(segments)
@@ -109,7 +109,7 @@ def test_the_bytes_of_a_character_stay_together(
     decode = tokenizers["byte-level"].backend_tokenizer.decoder.decode
     assert [decode([part]) for part in parts] == ["a", " 東", "京", " a"]
     # And the other way round, where the other tokenizer cuts inside characters.
-    pieces, segments, others, theirs = reread(tgt, tokenizers["byte-level"], "a 東京 a")
+    pieces, segments, others, theirs = retokenize(tgt, tokenizers["byte-level"], "a 東京 a")
     assert (pieces, segments) == (["▁a", "▁東", "京", "▁a"], [0, 1, 2, 3])
     assert set(theirs) == {0, 1, 2, 3} and len(theirs) > 4
 
@@ -120,7 +120,7 @@ def test_marks_in_the_text_are_characters(
 ) -> None:
     src, tgt = unigram("▁a", "<", "mask", ">"), tokenizers["byte-level"]
     ids = src.convert_tokens_to_ids(["▁a", "<", "mask", ">", "▁a"])
-    again = Rereader(src, tgt).reread(Ragged.of([ids]))
+    again = Retokenizer(src, tgt).retokenize(Ragged.of([ids]))
     assert tgt.mask_token_id not in again.pieces.ids
     assert tgt.decode(again.pieces.ids) == "a<mask> a"
     before = tgt.backend_tokenizer.encode("<mask>", add_special_tokens=False).ids
@@ -132,8 +132,8 @@ def test_what_cannot_be_spelled_is_no_lone_segment(
 ) -> None:
     src, tgt = unigram("▁a", "▁b"), unigram("▁a", "▁b", "▁京")
     ids = Ragged.of(encode_sentences(src, ["a 京 b"]))
-    again = Rereader(src, tgt).reread(ids)
-    assert again.lone()[again.src][[0, -1]].all()
+    again = Retokenizer(src, tgt).retokenize(ids)
+    assert again.one_to_one()[again.src][[0, -1]].all()
     assert tgt.convert_tokens_to_ids("▁京") not in again.pieces.ids
 
 
@@ -143,7 +143,7 @@ def test_bytes_that_are_no_text_have_no_partner(
     src = tokenizers["byte-level"]
     half = src.convert_tokens_to_ids("æ")  # the first of three bytes
     fine = encode_sentences(src, ["Tom"])[0].tolist()
-    again = Rereader(src, tokenizers["sentencepiece"]).reread(Ragged.of([[half], fine, []]))
+    again = Retokenizer(src, tokenizers["sentencepiece"]).retokenize(Ragged.of([[half], fine, []]))
     assert again.pieces.lengths[0] == 0 == again.pieces.lengths[2]
     assert again.pieces.lengths[1] > 0
     assert set(again.src[:1]).isdisjoint(again.tgt)
@@ -151,10 +151,10 @@ def test_bytes_that_are_no_text_have_no_partner(
 
 
 def test_nothing_is_read_of_nothing(tokenizers: dict[str, PreTrainedTokenizerFast]) -> None:
-    again = Rereader(tokenizers["wordpiece"], tokenizers["byte-level"]).reread(Ragged.of([]))
+    again = Retokenizer(tokenizers["wordpiece"], tokenizers["byte-level"]).retokenize(Ragged.of([]))
     assert (len(again.pieces.ids), len(again.src), again.n_segments) == (0, 0, 0)
-    itself = Rereading.of_itself(Ragged.of([[5, 6], [7]]))
-    assert itself.lone().all()
+    itself = Retokenization.identity(Ragged.of([[5, 6], [7]]))
+    assert itself.one_to_one().all()
     assert itself.src.tolist() == itself.tgt.tolist() == [0, 1, 2]
 
 
@@ -169,7 +169,7 @@ def test_both_sides_of_a_segment_spell_the_same(
 ) -> None:
     """By the pieces alone: no offsets, no places."""
     ids = Ragged.of(encode_sentences(tokenizers[src], sentences))
-    again = Rereader(tokenizers[src], tokenizers[tgt]).reread(ids)
+    again = Retokenizer(tokenizers[src], tokenizers[tgt]).retokenize(ids)
     spelled = []
     for kind, numbers, segments in (
         (src, ids.ids, again.src),
@@ -194,7 +194,7 @@ def test_both_sides_of_a_segment_spell_the_same(
 def test_shared_pieces_spell_the_same(
     src: str, tgt: str, tokenizers: dict[str, PreTrainedTokenizerFast]
 ) -> None:
-    mine, theirs = match_pieces(tokenizers[src], tokenizers[tgt])
+    mine, theirs = match_vocabularies(tokenizers[src], tokenizers[tgt])
     assert len(mine) == len(theirs) > 100
     assert (np.diff(mine) > 0).all()
     assert len(set(theirs.tolist())) == len(theirs)
@@ -224,7 +224,7 @@ def test_a_comma_is_matched_as_it_stands_after_a_word(
 ) -> None:
     """BERT's comma is a word of its own, SentencePiece's hangs on to the word before it."""
     one, other = tokenizers[src], tokenizers[tgt]
-    mine, theirs = match_pieces(one, other)
+    mine, theirs = match_vocabularies(one, other)
     comma = one.convert_tokens_to_ids(",")
     assert other.convert_ids_to_tokens(theirs[mine == comma].tolist()) == [","]
 
@@ -235,10 +235,10 @@ def test_marks_are_put_where_they_mostly_stand(
     """BERT does not tell whether there was a space: the other reads `so, (中文).`."""
     bert = KINDS["word_piece"](["so", ",", "##,", "(", "##(", "中", "文", ")", "."])
     tgt = unigram("▁so", ",", "▁(", "中文", ").", "▁")
-    mine, _, theirs, _ = reread(bert, tgt, "So , (中文) .")
+    mine, _, theirs, _ = retokenize(bert, tgt, "So , (中文) .")
     assert mine == ["so", ",", "(", "中", "文", ")", "."]
     assert theirs == ["▁so", ",", "▁(", "中文", ")."]
-    pairs = zip(*match_pieces(bert, tgt), strict=True)
+    pairs = zip(*match_vocabularies(bert, tgt), strict=True)
     matched = {
         bert.convert_ids_to_tokens(int(a)): tgt.convert_ids_to_tokens(int(b)) for a, b in pairs
     }
@@ -249,7 +249,7 @@ def test_a_comma_inside_words_is_none_of_two_wordpieces() -> None:
     """BERT lists a `##,`, but cuts commas off before it could be used."""
     pieces = ["##,", ",", "##s", "cat"]
     one, other = KINDS["word_piece"](pieces), KINDS["word_piece"](pieces[::-1])
-    mine, theirs = match_pieces(one, other)
+    mine, theirs = match_vocabularies(one, other)
     matched = [
         (one.convert_ids_to_tokens(a), other.convert_ids_to_tokens(b))
         for a, b in zip(mine.tolist(), theirs.tolist(), strict=True)

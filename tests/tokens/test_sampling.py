@@ -1,4 +1,4 @@
-"""Sampling: shares to the exact count, epochs without repetition, blocks as pure functions."""
+"""Sampling: exact shares, epochs without repetition, blocks that are pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calque.tokens.streams import BlockSampler, language_probabilities
+from calque.tokens.sampling import BlockSampler, language_probabilities
 
 
 def test_probabilities_by_hand() -> None:
@@ -41,14 +41,14 @@ def test_epochs_repeat_nothing_and_shares_are_exact(
         assert abs(len(mine) - share / sum(shares) * block_size * n_blocks) < 1 + 1e-6
         counts = Counter(mine.tolist())
         assert set(counts) <= set(range(size))
-        # After k whole epochs and a part of one, every example came k or k + 1 times.
+        # After k whole epochs and a part of one, every example was drawn k or k + 1 times.
         assert {counts[example] for example in range(size)} <= {
             len(mine) // size,
             -(-len(mine) // size),
         }
 
 
-def test_blocks_do_not_depend_on_what_came_before() -> None:
+def test_blocks_do_not_depend_on_earlier_blocks() -> None:
     def sampler(seed: int = 5) -> BlockSampler:
         return BlockSampler([7, 100, 13], [0.5, 0.3, 0.2], 40, seed)
 
@@ -61,8 +61,8 @@ def test_blocks_do_not_depend_on_what_came_before() -> None:
         assert not np.array_equal(block[1], sampler(seed=6).block(number)[1])
 
 
-def test_every_epoch_has_its_own_order_and_corpora_are_mixed() -> None:
-    sampler = BlockSampler([50], [1.0], 25, seed=0)  # two blocks an epoch
+def test_epochs_have_different_orders_and_corpora_are_mixed() -> None:
+    sampler = BlockSampler([50], [1.0], 25, seed=0)  # two blocks per epoch
     halves = [frozenset(sampler.block(number)[1].tolist()) for number in range(10)]
     assert len(set(halves)) == 10
     assert all(halves[k] | halves[k + 1] == set(range(50)) for k in range(0, 10, 2))
@@ -71,13 +71,13 @@ def test_every_epoch_has_its_own_order_and_corpora_are_mixed() -> None:
     assert abs(int(corpora[:500].sum()) - 250) < 48
 
 
-def test_a_far_block_is_found_without_walking_there() -> None:
+def test_distant_blocks_are_computed_directly() -> None:
     corpora, examples = BlockSampler([10, 1000], [0.9, 0.1], 100, seed=0).block(10**9)
     assert Counter(corpora.tolist()) == {0: 90, 1: 10}
     assert set(examples[corpora == 0].tolist()) == set(range(10))
 
 
-def test_travels_to_another_process_and_draws_the_same() -> None:
+def test_a_pickled_sampler_draws_the_same() -> None:
     sampler = BlockSampler([30, 20], [0.7, 0.3], 25, seed=3)
     sampler.block(0)
     copy = pickle.loads(pickle.dumps(sampler))

@@ -97,7 +97,7 @@ def _weave(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PackedLayout:
     """A batch of tokens; `slots[k]` is where token k of the sequences end to end now stands.
 
     Rows of a fixed shape mix the order of sequences, so that labels go by these.
@@ -108,20 +108,20 @@ class Placed:
     starts: IntArray  # where every sequence begins, in their own order
 
 
-def place_sequences(
+def build_packed_layout(
     ragged: Ragged,
     *,
     pad_id: int,
     shape: BatchShape | None = None,
     positions: IntArray | None = None,
-) -> Placed:
+) -> PackedLayout:
     """Lay sequences, none of them empty, end to end or, with a shape, in padded rows."""
     if ragged.lengths.min(initial=1) < 1:
         raise ValueError("a sequence without tokens has no place")
     first = np.cumsum(ragged.lengths) - ragged.lengths
     if shape is None:
         tokens = pack(ragged, positions=positions, pad_id=pad_id)
-        return Placed(tokens, np.arange(len(ragged.ids)), first)
+        return PackedLayout(tokens, np.arange(len(ragged.ids)), first)
     numbered = Ragged(np.arange(len(ragged.ids)), ragged.lengths)
     tokens = pack(numbered, positions=positions, shape=shape, pad_id=-1)
     origin = tokens.ids.numpy()
@@ -130,11 +130,11 @@ def place_sequences(
     slots[origin[filled]] = filled
     origin[filled] = ragged.ids[origin[filled]]  # in place: these are the ids of the batch
     origin[origin < 0] = pad_id
-    return Placed(tokens, slots, slots[first])
+    return PackedLayout(tokens, slots, slots[first])
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedPairs:
+class PackedPairLayout:
     """Pairs of sequences; `slots[k]` is where token k now stands, all left ones before the right.
 
     `starts` are likewise those of every left sequence and then of every right one; one that is
@@ -146,9 +146,9 @@ class PlacedPairs:
     starts: IntArray
 
 
-def place_pairs(
+def build_packed_pair_layout(
     left: Ragged, right: Ragged, *, pad_id: int, shape: BatchShape | None = None
-) -> PlacedPairs:
+) -> PackedPairLayout:
     """Lay pairs side by side; one whose right sequence is empty only has itself to read."""
     import torch  # here, for those who read and write text without it
 
@@ -169,10 +169,10 @@ def place_pairs(
     is_there = lengths > 0
     starts[is_there] = slots[(np.cumsum(lengths) - lengths)[is_there]]
     pairs = replace(laid, tokens=replace(laid.tokens, ids=torch.from_numpy(ids)))
-    return PlacedPairs(pairs, slots, starts)
+    return PackedPairLayout(pairs, slots, starts)
 
 
-def fit_shape(lengths: IntArray, batches: list[IntArray]) -> BatchShape:
+def fit_batch_shape(lengths: IntArray, batches: list[IntArray]) -> BatchShape:
     """Choose the smallest fixed shape that holds all of these batches of sequences."""
     row = -(-int(lengths.max(initial=1)) // ROW_STEP) * ROW_STEP
     n_rows = max(int(assign_rows(lengths[batch], row).max()) + 1 for batch in batches)

@@ -16,14 +16,14 @@ import numpy as np
 from calque.errors import InputError
 from calque.io.bitext import read_bitext
 from calque.io.cleaning import CleaningReport, CleaningRules, clean_pairs, normalize_text
-from calque.io.files import PathLike, read_lines, shown
+from calque.io.files import PathLike, display_name, read_lines
 from calque.tokens.ragged import Ragged
 from calque.types import SentencePair
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from calque.tokens.words import PieceCounts, WordEncoder
+    from calque.tokens.words import EncodedWords, WordEncoder
 
     IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -74,8 +74,8 @@ def _read_together(
             n_longer = number + sum(1 for _ in (lines if pair is None else pairs))
             n_pairs, n_lines = (number - 1, n_longer) if pair is None else (n_longer, number - 1)
             raise InputError(
-                f"{n_lines} lines of links, but {shown(paths[0])} has {n_pairs} pairs",
-                file=shown(links),
+                f"{n_lines} lines of links, but {display_name(paths[0])} has {n_pairs} pairs",
+                file=display_name(links),
                 line=number,
                 fix="write a line of links for every pair, an empty one where there are none",
             )
@@ -139,7 +139,7 @@ def pack_links(
         if LINE.fullmatch(line) is None:
             wrong = next(cell for cell in line.split() if CELL.fullmatch(cell) is None)
             problem, fix = f"{wrong[:40]!r} is no link", "write i-j, or i-j:0.5 with a weight"
-            raise InputError(problem, file=shown(file), line=number, fix=fix)
+            raise InputError(problem, file=display_name(file), line=number, fix=fix)
     n_links = np.fromiter((line.count("-") for line in lines), np.int64, len(lines))
     owner = np.repeat(np.arange(len(lines)), n_links)
     src, tgt, weights = _parse_cells(" ".join(lines))
@@ -184,17 +184,17 @@ def _check_links(
         raise InputError(
             f"a link between words {src[k]} and {tgt[k]}, counted from 0, "
             f"but the pair has {n_words[0][k]} and {n_words[1][k]} words",
-            file=shown(file),
+            file=display_name(file),
             line=int(numbers[k]),
             fix="words are what white space separates",
         )
     if (weights > 1).any():
         k = int((weights > 1).argmax())
         problem, fix = f"a link of weight {weights[k]:g}", "weights lie between 0 and 1"
-        raise InputError(problem, file=shown(file), line=int(numbers[k]), fix=fix)
+        raise InputError(problem, file=display_name(file), line=int(numbers[k]), fix=fix)
 
 
-def _count_pieces(side: PieceCounts) -> IntArray:
+def _count_pieces(side: EncodedWords) -> IntArray:
     counts: IntArray = np.diff(side.first_pieces[side.first_words])
     return counts
 

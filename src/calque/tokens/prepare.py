@@ -38,14 +38,14 @@ from calque.io.cleaning import (
     clean_sentences,
     normalize_text,
 )
-from calque.io.files import PathLike, clear_partial, read_lines, write_atomically
-from calque.io.word_vectors import VectorBlock, scan_vectors
+from calque.io.files import PathLike, read_lines, remove_partial_files, write_atomically
+from calque.io.word_vectors import VectorBlock, iterate_vectors
 from calque.tokens.linked import STORES, encode_linked, read_linked
 from calque.tokens.ragged import Ragged, reorder
+from calque.tokens.sampling import language_probabilities
 from calque.tokens.store import VECTORS, write_store, write_vector_store
-from calque.tokens.streams import language_probabilities
-from calque.tokens.tokenizer import lift_limits, train_tokenizer
-from calque.tokens.words import WordEncoder, make_sentence_encoder
+from calque.tokens.tokenizer import disable_truncation_and_padding, train_tokenizer
+from calque.tokens.words import WordEncoder, build_sentence_encoder
 from calque.types import SentencePair
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def read_vector_blocks(
 ) -> Iterator[VectorBlock]:
     """Read the first words of a file with their vectors, `size` or a few more of them at a time."""
     rest = max_words
-    for block in _join(scan_vectors(path), size):
+    for block in _join(iterate_vectors(path), size):
         if rest is not None:
             block = VectorBlock(block.words[:rest], block.matrix[:rest])
             rest -= len(block.words)
@@ -183,7 +183,7 @@ class PreparedCorpus:
     dimensions: int = 0
 
 
-class HoldOut:
+class HeldOutPairs:
     """Sentence pairs that must stay out of training; counts how many it kept out.
 
     Texts are compared as cleaning leaves them, whether or not the rules tidy them.
@@ -224,11 +224,11 @@ def _remove_spaces(example: Example) -> Example:
     return tuple("".join(text.split()) for text in example)
 
 
-def read_hold_out(path: Path | None) -> HoldOut:
+def read_held_out_pairs(path: Path | None) -> HeldOutPairs:
     """Read the pairs to keep out of training: a TSV whose last two columns are the sentences."""
     if path is None:
-        return HoldOut()
-    return HoldOut(tuple(line.split("\t")[-2:]) for line in read_lines(path))
+        return HeldOutPairs()
+    return HeldOutPairs(tuple(line.split("\t")[-2:]) for line in read_lines(path))
 
 
 def read_clean(
@@ -272,7 +272,7 @@ def prepare_corpora(
     folder: Path,
     *,
     rules: CleaningRules,
-    hold_out: HoldOut | None = None,
+    hold_out: HeldOutPairs | None = None,
     n_workers: int = 1,
     on_progress: Callable[[str, int], None] = lambda name, n_examples: None,
 ) -> list[PreparedCorpus]:
@@ -282,7 +282,7 @@ def prepare_corpora(
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INDEX).unlink(missing_ok=True)  # it returns when all corpora are there
-    hold_out = hold_out or HoldOut()
+    hold_out = hold_out or HeldOutPairs()
     tokenizer.save_pretrained(folder / "tokenizer")
     stamp = hashlib.sha256((folder / "tokenizer" / "tokenizer.json").read_bytes())
     stamp.update(repr(rules).encode() + hold_out.digest())
@@ -379,8 +379,8 @@ def _load_worker(tokenizer: Path) -> None:
     from tokenizers import Tokenizer  # its file alone: transformers takes seconds to import
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    engine = lift_limits(Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
-    _WORKER["encode"] = make_sentence_encoder(engine)
+    engine = disable_truncation_and_padding(Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
+    _WORKER["encode"] = build_sentence_encoder(engine)
     # All that is asked of the tokenizer is its engine.
     _WORKER["words"] = WordEncoder(SimpleNamespace(backend_tokenizer=engine))  # type: ignore[arg-type]
 
@@ -399,12 +399,12 @@ def _prepare(
     job: _Job,
     encode: Encode,
     rules: CleaningRules,
-    hold_out: HoldOut,
+    hold_out: HeldOutPairs,
     on_progress: Callable[[str, int], None],
 ) -> PreparedCorpus:
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / CORPUS).unlink(missing_ok=True)  # it must not vouch for other stores than its own
-    clear_partial(job.folder)
+    remove_partial_files(job.folder)
     if job.source.vectors:
         corpus = _store_vectors(job, encode, on_progress)
     else:
@@ -417,7 +417,7 @@ def _store_text(
     job: _Job,
     encode: Encode,
     rules: CleaningRules,
-    hold_out: HoldOut,
+    hold_out: HeldOutPairs,
     on_progress: Callable[[str, int], None],
 ) -> PreparedCorpus:
     """Write what of the text is worth keeping."""
@@ -528,10 +528,10 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
         stream.write("\n")
 
 
-def train_on_sources(
+def train_tokenizer_on_sources(
     sources: Sequence[TextSource],
     rules: CleaningRules,
-    hold_out: HoldOut,
+    hold_out: HeldOutPairs,
     *,
     vocab_size: int,
     n_characters: int,
@@ -558,7 +558,7 @@ def train_on_sources(
 
 
 def _sentences(
-    sources: Sequence[TextSource], rules: CleaningRules, hold_out: HoldOut
+    sources: Sequence[TextSource], rules: CleaningRules, hold_out: HeldOutPairs
 ) -> Iterator[tuple[str, str]]:
     """Stream every side of every source of text with its language."""
     for source in sources:

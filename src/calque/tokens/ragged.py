@@ -61,7 +61,7 @@ class BatchShape:
                 f"a batch of {tokens} tokens cannot hold a row of {row}",
                 fix="raise batch_tokens or lower max_length",
             )
-        trials = [lengths[batch] for batch in islice(fill_batches(lengths, n_rows * row), 8)]
+        trials = [lengths[batch] for batch in islice(batch_in_order(lengths, n_rows * row), 8)]
         filled = min(part.sum() / (row * (assign_rows(part, row).max() + 1)) for part in trials)
         sequences = int(1.1 * n_rows * row / lengths.mean()) + 8
         budget = max(longest, int(FILL * filled * n_rows * row))
@@ -80,7 +80,7 @@ def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     return np.arange(total) + shifts
 
 
-def fill_batches(
+def batch_in_order(
     lengths: IntArray, max_tokens: int, max_sequences: int | None = None
 ) -> Iterator[IntArray]:
     """Cut a sequence order into batches that stay within a budget of real tokens.
@@ -97,7 +97,7 @@ def fill_batches(
         start, base = stop, int(ends[stop - 1])
 
 
-def bucket_batches(lengths: IntArray, max_tokens: int) -> list[IntArray]:
+def batch_by_length(lengths: IntArray, max_tokens: int) -> list[IntArray]:
     """Batch sequences of similar length: longest first, within a budget of padded tokens.
 
     Longest first, so that a batch too large for memory fails at once rather than at the end.

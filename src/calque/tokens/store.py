@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Matrix = npt.NDArray[np.float32]
 
 
-class GrowingArray:
+class NpyWriter:
     """Rows, or single numbers where the row shape is empty, appended to a .npy stream."""
 
     def __init__(
@@ -108,7 +108,7 @@ def write_store(stem: Path, vocab_size: int) -> Iterator[Callable[[Ragged], None
         write_atomically(f"{stem}{IDS}", binary=True) as id_stream,
         write_atomically(f"{stem}{OFFSETS}", binary=True) as offset_stream,
     ):
-        ids, offsets = GrowingArray(id_stream, dtype), GrowingArray(offset_stream, np.int64)
+        ids, offsets = NpyWriter(id_stream, dtype), NpyWriter(offset_stream, np.int64)
         offsets.append(np.zeros(1, dtype=np.int64))
 
         def append(ragged: Ragged) -> None:
@@ -168,7 +168,7 @@ class VectorStore:
 def write_vector_store(stem: Path, width: int) -> Iterator[Callable[[Matrix], None]]:
     """Give the function that appends vectors; their file appears when the block ends."""
     with write_atomically(f"{stem}{ROWS}", binary=True) as stream:
-        rows = GrowingArray(stream, np.float32, (width,))
+        rows = NpyWriter(stream, np.float32, (width,))
         yield rows.append
         rows.close()
 

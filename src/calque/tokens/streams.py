@@ -1,18 +1,13 @@
-"""Which language, and which of its examples, comes next: reproducible and resumable.
+"""Endless, reproducible streams of batches from tokenized corpora.
 
-The endless stream of examples is cut into blocks. Block b is a pure function of (seed, b): no
-state has to be saved to go on from it, and every process computes the same one.
-
-Endless, reproducible streams of batches out of tokenised corpora.
-
-Every batch is the same whatever the number of processes: from a place on, process r of n builds
-batches r, r + n, r + 2n, … The place is three integers, so a run goes on at the exact batch.
+The batches do not depend on the number of processes: from a position on, process r of n builds
+batches r, r + n, r + 2n, … A position is three integers, so that a run resumes at the exact batch.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -20,77 +15,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from calque.tokens.ragged import Ragged, fill_batches, reorder
+from calque.tokens.ragged import Ragged, batch_in_order, reorder
+from calque.tokens.sampling import BlockSampler, derive_seed
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from calque.tokens.store import PreviousSentences, TokenStore, VectorStore
 
-
-def language_probabilities(sizes: Mapping[str, float], alpha: float) -> dict[str, float]:
-    """Rebalance languages: p_i ∝ N_i^α (Conneau and Lample, 2019).
-
-    α = 1 keeps the data's own shares, α = 0 makes all languages equal.
-
-    >>> language_probabilities({"en": 900, "sw": 100}, alpha=0.5)
-    {'en': 0.75, 'sw': 0.25}
-    """
-    weights = {language: float(size) ** alpha for language, size in sizes.items() if size > 0}
-    total = sum(weights.values())
-    return {language: weight / total for language, weight in weights.items()}
-
-
-def number_examples(n_examples: int) -> npt.NDArray[np.unsignedinteger[Any]]:
-    """Count 0, 1, 2, … in the smallest type that holds them: corpora have many millions."""
-    return np.arange(n_examples, dtype=np.min_scalar_type(n_examples))
-
-
-class BlockSampler:
-    """Draws examples from several corpora in fixed shares, each corpus epoch by epoch.
-
-    A corpus is gone through in a fresh random order every epoch, so none of its examples
-    comes a second time before all have come once.
-    """
-
-    def __init__(
-        self, sizes: Sequence[int], shares: Sequence[float], block_size: int, seed: int
-    ) -> None:
-        self.sizes, self.block_size, self.seed = list(sizes), block_size, seed
-        self.shares = np.asarray(shares, dtype=np.float64) / np.sum(shares)
-        self._orders: dict[tuple[int, int], npt.NDArray[np.unsignedinteger[Any]]] = {}
-
-    def block(self, number: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return (corpus, example) indices of a block, shuffled."""
-        parts = [self._take(corpus, number) for corpus in range(len(self.sizes))]
-        corpora = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        order = self._generator(0, number).permutation(len(corpora))
-        return corpora[order], np.concatenate(parts)[order]
-
-    def _take(self, corpus: int, number: int) -> npt.NDArray[np.int64]:
-        """Examples of one corpus in a block: a stretch of its endless, reshuffled stream."""
-        share, size = self.shares[corpus] * self.block_size, self.sizes[corpus]
-        place, stop = int(share * number), int(share * (number + 1))
-        pieces: list[npt.NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
-        while place < stop:
-            epoch, offset = divmod(place, size)
-            n_taken = min(stop - place, size - offset)
-            pieces.append(self._order(corpus, epoch)[offset : offset + n_taken])
-            place += n_taken
-        return np.concatenate(pieces)
-
-    def _order(self, corpus: int, epoch: int) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """Give the order of a corpus in an epoch; only the latest is kept: streams go forward."""
-        if (corpus, epoch) not in self._orders:
-            others = {key: order for key, order in self._orders.items() if key[0] != corpus}
-            everything = number_examples(self.sizes[corpus])
-            drawn = self._generator(1, corpus, epoch).permutation(everything)
-            self._orders = others | {(corpus, epoch): drawn}
-        return self._orders[corpus, epoch]
-
-    def _generator(self, *key: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, *key))))
-
+    IntArray = npt.NDArray[np.int64]
 
 BatchT = TypeVar("BatchT")
 BLOCK_SIZE = 1 << 16
@@ -98,10 +31,10 @@ BLOCK_SIZE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """One language's sentences (one store) or one language pair's bitext (two stores).
+    """The sentences of one language (one side) or the bitext of one language pair (two sides).
 
-    `index` lists the examples in use; the others are too long or kept for validation. What
-    `extras` store comes along after the sides, and counts for no length.
+    `index` lists the examples in use; the others are too long or reserved for validation.
+    `extras` are stores that a batch also receives, but that do not count toward its length.
     """
 
     name: str
@@ -112,7 +45,7 @@ class Corpus:
 
     @property
     def stores(self) -> tuple[TokenStore | PreviousSentences | VectorStore, ...]:
-        """Give all that a collator receives of an example."""
+        """Return all stores that a batch reads, sides first."""
         return self.sides + self.extras
 
     def __len__(self) -> int:
@@ -120,41 +53,43 @@ class Corpus:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """How far a stream has come: a block, a batch inside it, and all batches before."""
+class StreamPosition:
+    """A position in a stream: a block, a batch inside it, and the number of all batches before."""
 
     block: int = 0
     batch: int = 0
     count: int = 0
 
     def to_dict(self) -> dict[str, int]:
-        """Give the three integers a checkpoint keeps."""
+        """Return the three integers that a checkpoint stores."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """When a batch is full, in tokens (`n_marks` special ones an example) and in sequences."""
+class BatchLimits:
+    """The size of a batch in tokens (with `n_special` special tokens per example) and examples."""
 
     max_tokens: int
     max_sequences: int
-    n_marks: int
+    n_special: int
 
 
 class BatchStream(Generic[BatchT]):
-    """Draws examples by language, packs them within a budget and collates them."""
+    """Draws examples of several corpora and builds batches of limited size with `collate`.
+
+    With `names`, examples also come with the index of their corpus's name among these.
+    """
 
     def __init__(
         self,
         corpora: Sequence[Corpus],
-        plan: BatchPlan,
+        limits: BatchLimits,
         collate: Callable[[tuple[Ragged, ...], torch.Generator], BatchT],
         seed: int,
         block_size: int | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
-        """With `names`, examples also come with the number of their corpus's name among these."""
-        self.corpora, self.plan, self.collate, self.seed = list(corpora), plan, collate, seed
+        self.corpora, self.limits, self.collate, self.seed = list(corpora), limits, collate, seed
         self.numbers = None
         if names is not None:
             self.numbers = np.array([names.index(corpus.name) for corpus in corpora])
@@ -162,35 +97,37 @@ class BatchStream(Generic[BatchT]):
         self.sampler = BlockSampler(sizes, shares, block_size or BLOCK_SIZE, seed)
 
     def walk(
-        self, place: Place, wanted: Callable[[int], bool]
-    ) -> Iterator[tuple[Place, BatchT | None]]:
-        """Go through all batches from a place on; build those whose number is wanted."""
-        while True:
-            corpora, examples = self.sampler.block(place.block)
-            lengths = self._lengths(corpora, examples) + self.plan.n_marks
-            cuts = list(fill_batches(lengths, self.plan.max_tokens, self.plan.max_sequences))
-            for number in range(place.batch, len(cuts)):
-                chosen = cuts[number]
-                batch = None
-                if wanted(place.count):
-                    batch = self._build(corpora[chosen], examples[chosen], place.count)
-                place = Place(place.block, number + 1, place.count + 1)
-                yield place, batch
-            place = Place(place.block + 1, 0, place.count)
+        self, position: StreamPosition, wanted: Callable[[int], bool]
+    ) -> Iterator[tuple[StreamPosition, BatchT | None]]:
+        """Iterate over all batches from a position on, building only those that are wanted.
 
-    def _build(
-        self, corpora: npt.NDArray[np.int64], examples: npt.NDArray[np.int64], number: int
-    ) -> BatchT:
-        generator = torch.Generator().manual_seed(seed_of(self.seed, number))
+        Yields the position after each batch, and the batch or None. `wanted` receives the number
+        of the batch in the whole stream.
+        """
+        while True:
+            corpora, examples = self.sampler.block(position.block)
+            lengths = self._lengths(corpora, examples) + self.limits.n_special
+            batches = list(
+                batch_in_order(lengths, self.limits.max_tokens, self.limits.max_sequences)
+            )
+            for number in range(position.batch, len(batches)):
+                chosen = batches[number]
+                batch = None
+                if wanted(position.count):
+                    batch = self._build(corpora[chosen], examples[chosen], position.count)
+                position = StreamPosition(position.block, number + 1, position.count + 1)
+                yield position, batch
+            position = StreamPosition(position.block + 1, 0, position.count)
+
+    def _build(self, corpora: IntArray, examples: IntArray, number: int) -> BatchT:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, number))
         n_stores = len(self.corpora[0].stores)
         arrays = tuple(self._gather(corpora, examples, store) for store in range(n_stores))
         if self.numbers is not None:
             arrays += (Ragged(self.numbers[corpora], np.ones_like(corpora)),)
         return self.collate(arrays, generator)
 
-    def _lengths(
-        self, corpora: npt.NDArray[np.int64], examples: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
+    def _lengths(self, corpora: IntArray, examples: IntArray) -> IntArray:
         lengths = np.zeros(len(corpora), dtype=np.int64)
         for number in np.unique(corpora):
             here = np.flatnonzero(corpora == number)
@@ -199,10 +136,8 @@ class BatchStream(Generic[BatchT]):
                 lengths[here] += store.lengths(chosen)
         return lengths
 
-    def _gather(
-        self, corpora: npt.NDArray[np.int64], examples: npt.NDArray[np.int64], store: int
-    ) -> Ragged:
-        """Read one store's part of the examples, corpus by corpus, back in batch order."""
+    def _gather(self, corpora: IntArray, examples: IntArray, store: int) -> Ragged:
+        """Read one store's part of the examples corpus by corpus and return it in batch order."""
         order = np.argsort(corpora, kind="stable")
         parts = []
         for number in np.unique(corpora):
@@ -216,63 +151,56 @@ class BatchStream(Generic[BatchT]):
         return reorder(joined, np.argsort(order, kind="stable"))
 
 
-def seed_of(*key: int) -> int:
-    """Mix integers into one 63-bit seed, the same on every machine."""
-    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-class _Shard(IterableDataset[tuple[Place, Any]]):
-    """The batches of one process, shared out among its loading workers."""
-
-    def __init__(self, stream: BatchStream[Any], place: Place, rank: int, n_ranks: int) -> None:
-        self.stream, self.place, self.rank, self.n_ranks = stream, place, rank, n_ranks
-
-    def __iter__(self) -> Iterator[tuple[Place, Any]]:
-        worker = get_worker_info()
-        n_workers, me = (worker.num_workers, worker.id) if worker else (1, 0)
-        start, stride = self.place.count, self.n_ranks * n_workers
-        mine = (start + self.rank + me * self.n_ranks) % stride
-
-        def is_mine(count: int) -> bool:
-            return count % stride == mine
-
-        for place, batch in self.stream.walk(self.place, is_mine):
-            if batch is not None:
-                yield place, batch
-
-
-def _outlast_signals(worker: int) -> None:
-    """Ignore what asks the main process to stop: it may need another batch before it does."""
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, signal.SIG_IGN)
-
-
-def _as_is(item: BatchT) -> BatchT:
-    return item
-
-
 def load_batches(
     stream: BatchStream[BatchT],
     *,
-    place: Place | None = None,
+    position: StreamPosition | None = None,
     rank: int = 0,
     n_ranks: int = 1,
     n_workers: int = 0,
     pin_memory: bool = False,
-) -> Iterator[tuple[Place, BatchT]]:
-    """Iterate over this process's batches from a place on, built ahead by worker processes.
+) -> Iterator[tuple[StreamPosition, BatchT]]:
+    """Iterate over the batches of one process from a position on, built ahead by worker processes.
 
-    Each comes with the place just after it in the whole stream.
+    Each batch comes with the position after it in the whole stream.
     """
-    shard = _Shard(stream, place or Place(), rank, n_ranks)
+    shard = _Shard(stream, position or StreamPosition(), rank, n_ranks)
     loader = DataLoader(
         shard,
         batch_size=None,
         num_workers=n_workers,
         pin_memory=pin_memory,
         prefetch_factor=4 if n_workers else None,
-        collate_fn=_as_is,
-        worker_init_fn=_outlast_signals,
+        collate_fn=_identity,
+        worker_init_fn=_ignore_signals,
         generator=torch.Generator(),  # the loader draws a seed: not from the global generator
     )
     return iter(loader)
+
+
+class _Shard(IterableDataset[tuple[StreamPosition, Any]]):
+    """The batches of one process, divided among its loading workers."""
+
+    def __init__(
+        self, stream: BatchStream[Any], position: StreamPosition, rank: int, n_ranks: int
+    ) -> None:
+        self.stream, self.position, self.rank, self.n_ranks = stream, position, rank, n_ranks
+
+    def __iter__(self) -> Iterator[tuple[StreamPosition, Any]]:
+        worker = get_worker_info()
+        n_workers, worker_id = (worker.num_workers, worker.id) if worker else (1, 0)
+        start, stride = self.position.count, self.n_ranks * n_workers
+        remainder = (start + self.rank + worker_id * self.n_ranks) % stride
+        for position, batch in self.stream.walk(self.position, lambda k: k % stride == remainder):
+            if batch is not None:
+                yield position, batch
+
+
+def _ignore_signals(worker: int) -> None:
+    """Ignore stop signals in workers: the main process may need more batches before it stops."""
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, signal.SIG_IGN)
+
+
+def _identity(item: BatchT) -> BatchT:
+    return item

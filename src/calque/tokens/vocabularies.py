@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from calque.errors import InputError
-from calque.io.segmentation import COMMON, UNSPACED, script_of
+from calque.io.segmentation import COMMON_SCRIPT, UNSPACED_SCRIPTS, find_script
 from calque.tokens.ragged import Ragged, ranges
-from calque.tokens.tokenizer import keeps_spaces, lift_limits
+from calque.tokens.tokenizer import disable_truncation_and_padding, keeps_leading_space
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -211,8 +211,8 @@ class PieceIndex:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.vocabulary = Vocabulary.of(tokenizer)
-        self._backend = lift_limits(tokenizer.backend_tokenizer)
-        self._space = " " * keeps_spaces(tokenizer)
+        self._backend = disable_truncation_and_padding(tokenizer.backend_tokenizer)
+        self._space = " " * keeps_leading_space(tokenizer)
         self._exact = _number_texts(self.vocabulary)
         self._normal: dict[str, int] = {}
         for text, number in sorted(self._exact.items(), key=lambda item: item[1]):
@@ -244,7 +244,7 @@ class PieceIndex:
 
     def find_word(self, word: str) -> int | None:
         """Find a word that is one piece."""
-        spellings = (" " + word, word) if script_of(word) in UNSPACED else (" " + word,)
+        spellings = (" " + word, word) if find_script(word) in UNSPACED_SCRIPTS else (" " + word,)
         found = [
             find(each) for each in spellings for find in (self.find_exact, self.find_normalized)
         ]
@@ -254,7 +254,7 @@ class PieceIndex:
         """Tell whether a word is one piece; without spaces between words, a piece a character."""
         if self.find_word(word) is not None:
             return True
-        if script_of(word) not in UNSPACED:
+        if find_script(word) not in UNSPACED_SCRIPTS:
             return False
         return all(self.find_word(character) is not None for character in word)
 
@@ -293,8 +293,10 @@ def _number_texts(vocabulary: Vocabulary) -> dict[str, int]:
 
 def _find_own_scripts(vocabulary: Vocabulary) -> set[str]:
     """Find the scripts of more than a few pieces."""
-    counts = Counter(map(script_of, filter(None, vocabulary.texts)))
-    return {script for script, n in counts.items() if n >= OWN_SHARE * counts.total()} | {COMMON}
+    counts = Counter(map(find_script, filter(None, vocabulary.texts)))
+    return {script for script, n in counts.items() if n >= OWN_SHARE * counts.total()} | {
+        COMMON_SCRIPT
+    }
 
 
 # What stands for pieces that spell nothing known, such as `<unk>`.
@@ -303,7 +305,7 @@ SPACE = ord(" ")
 
 
 @dataclass(frozen=True, slots=True)
-class Rereading:
+class Retokenization:
     """The same sentences in the pieces of another tokenizer, and the segments of both.
 
     A segment is the shortest stretch of text that begins and ends with a piece in either
@@ -317,7 +319,7 @@ class Rereading:
     n_segments: int
 
     @classmethod
-    def of_itself(cls, pieces: Ragged) -> Self:
+    def identity(cls, pieces: Ragged) -> Self:
         """Read with the same tokenizer: every piece is a segment."""
         numbers = np.arange(len(pieces.ids))
         return cls(pieces, numbers, numbers, len(numbers))
@@ -329,7 +331,7 @@ class Rereading:
         return is_lone
 
 
-class Rereader:
+class Retokenizer:
     """Spells what one tokenizer's ids say, and reads it with another tokenizer."""
 
     def __init__(self, src: PreTrainedTokenizerFast, tgt: PreTrainedTokenizerFast) -> None:
@@ -341,7 +343,7 @@ class Rereader:
         self._starts = np.cumsum(self._lengths) - self._lengths
         self._reader = _read_marks_as_text(tgt)
 
-    def reread(self, sentences: Ragged) -> Rereading:
+    def retokenize(self, sentences: Ragged) -> Retokenization:
         """Cut sentences anew. One whose pieces make up no text has none of the other's pieces."""
         n_bytes = self._lengths[sentences.ids]
         spelled = self._bytes[ranges(self._starts[sentences.ids], n_bytes)]
@@ -354,7 +356,7 @@ class Rereader:
         tgt_ends, tgt_blank = _measure_offsets(texts, offsets.reshape(-1, 2), tgt.lengths, last)
         common = np.intersect1d(ends[~is_blank], tgt_ends[~tgt_blank])
         cuts = np.union1d(common, last)
-        return Rereading(
+        return Retokenization(
             tgt,
             _number_segments(cuts, ends, is_blank, np.repeat(last, sentences.lengths)),
             _number_segments(cuts, tgt_ends, tgt_blank, np.repeat(last, tgt.lengths)),
@@ -362,7 +364,7 @@ class Rereader:
         )
 
 
-def match_pieces(
+def match_vocabularies(
     src: PreTrainedTokenizerFast, tgt: PreTrainedTokenizerFast
 ) -> tuple[IntArray, IntArray]:
     """Pair the pieces of two vocabularies that spell the same, each with at most one.
@@ -411,7 +413,7 @@ def _read_marks_as_text(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 
     engine: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     engine.encode_special_tokens = True
-    return lift_limits(engine)
+    return disable_truncation_and_padding(engine)
 
 
 def _cut(spelled: bytes, stops: IntArray) -> list[str]:

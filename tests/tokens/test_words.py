@@ -1,4 +1,4 @@
-"""Encoding by words: the same ids as the tokenizer's own, whatever the text."""
+"""Fast encoding by words gives the same ids as the tokenizer, for any text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from copy import deepcopy
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.toy_tokenizers import byte_level, encode_words, make_tokenizer
 from tokenizers import (
     AddedToken,
     Regex,
@@ -26,12 +29,14 @@ from tokenizers import (
 )
 
 from calque.tokens.words import (
-    BETWEEN,
-    MAX_CHARS,
-    LoneWords,
+    MAX_CACHED_CHARACTERS,
+    SEPARATOR,
+    ContextFreeWords,
+    EncodedWords,
     WordCache,
+    WordEncoder,
+    build_sentence_encoder,
     encode_whole,
-    make_sentence_encoder,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +44,7 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[str, str, str]]
 
-# SentencePiece's table of rules that reach over spaces where they can: ﬁ → fi, U+0600 → x,
+# A SentencePiece normalization table with rules that involve spaces: ﬁ → fi, U+0600 → x,
 # U+0308 → y, space + U+0301 → z, a + U+0301 → á, U+0605 + space → q, U+00AD → nothing,
 # ´ → space + U+0301, U+200B → space, space + U+0E33 → w (normalization_rule_tsv of version 0.2).
 CHARSMAP = (
@@ -52,7 +57,7 @@ CHARSMAP = (
     "HUcbJGKDXM9vbGQTv7OFzWwli4uHE7FN7mA7f/IHf/MXu9jJHnazj70cYD+HOMiR1CxzjLV5E3FCHucUJznDac5x"
     "lvOp/pmJuCgvcJlLXOUK17nGTW7wT6r/zET8J//lFv9zh9tx7+dLy8qI1u1MUk+T0tuUrJsedwGrkJon"
 )
-# Characters that vanish, become spaces, combine with what is before or after, or mean something.
+# Strings that vanish, become spaces, combine with their neighbors, or are special tokens.
 PIECES = (
     *("", " ", "  ", "\t", "\n", "\r\n", "\x07", "\x85", "\xa0", "\xad", "\u2028", "\u3000"),
     *("\u200b", "\u200d", "\ufeff", "\ufffd", "\u0300", "\u0301", "\u0308", "\u0344", "\u0e33"),
@@ -62,7 +67,7 @@ PIECES = (
         "a\u200b\u200bb",
         "▁",
         "▁a",
-        BETWEEN,
+        SEPARATOR,
         "<s>",
         "</s>",
         "<mask>",
@@ -93,7 +98,7 @@ def trained(unigram: Tokenizer, text: list[str]) -> Tokenizer:
 
 
 def xlm_r(unigram: Tokenizer, text: list[str]) -> Tokenizer:
-    """XLM-R's parts, with another table of characters."""
+    """XLM-R's components, with another table of characters."""
     charsmap = zlib.decompress(base64.b64decode(CHARSMAP))
     unigram.normalizer = normalizers.Sequence(
         [
@@ -116,7 +121,7 @@ def raw(unigram: Tokenizer, text: list[str]) -> Tokenizer:
 
 
 def albert(unigram: Tokenizer, text: list[str]) -> Tokenizer:
-    """ALBERT's normaliser, and spaces that nothing squeezes."""
+    """ALBERT's normalizer, without merging of repeated spaces."""
     unigram.normalizer = normalizers.Sequence(
         [
             normalizers.Replace("``", '"'),
@@ -134,15 +139,15 @@ def albert(unigram: Tokenizer, text: list[str]) -> Tokenizer:
 
 
 def bert(unigram: Tokenizer, text: list[str]) -> Tokenizer:
-    learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    learner.normalizer = normalizers.BertNormalizer(lowercase=True)
-    learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trainer = trainers.WordPieceTrainer(
         vocab_size=1200, special_tokens=special, show_progress=False
     )
-    learner.train_from_iterator(text, trainer)
-    return learner
+    tokenizer.train_from_iterator(text, trainer)
+    return tokenizer
 
 
 KINDS: dict[str, Callable[[Tokenizer, list[str]], Tokenizer]] = {
@@ -174,14 +179,14 @@ def kinds(tiny_tokenizer: PreTrainedTokenizerFast, text: list[str]) -> dict[str,
     return {name: make(copy(), text) for name, make in KINDS.items()}
 
 
-class Spy(LoneWords):
-    """Remembers which words it was asked for."""
+class Spy(ContextFreeWords):
+    """Records which words it was asked for."""
 
     asked: list[str]
 
-    def cut(self, words):  # type: ignore[no-untyped-def]
+    def split(self, words):  # type: ignore[no-untyped-def]
         self.asked += words
-        return super().cut(words)
+        return super().split(words)
 
 
 def make_cache(tokenizer: Tokenizer, max_words: int = 1000) -> tuple[WordCache, Spy]:
@@ -191,7 +196,7 @@ def make_cache(tokenizer: Tokenizer, max_words: int = 1000) -> tuple[WordCache, 
     return WordCache(tokenizer, spy, max_words), spy
 
 
-def split(ragged) -> list[list[int]]:  # type: ignore[no-untyped-def]
+def to_lists(ragged) -> list[list[int]]:  # type: ignore[no-untyped-def]
     ends = ragged.lengths.cumsum().tolist()
     starts = [0, *ends[:-1]]
     return [ragged.ids[a:b].tolist() for a, b in zip(starts, ends, strict=len(ends) > 0)]
@@ -203,46 +208,46 @@ def expect(tokenizer: Tokenizer, sentences: list[str]) -> list[list[int]]:
 
 @each_kind
 @given(blocks=st.lists(sentences, max_size=3))
-def test_any_text_has_the_ids_of_the_tokenizer(
+def test_any_text_is_encoded_like_the_tokenizer_does(
     kind: str, blocks: list[list[str]], kinds: dict[str, Tokenizer]
 ) -> None:
-    """New words, known words, and words forgotten because the cache was full."""
+    """Covers new words, cached words, and words evicted because the cache was full."""
     cache, _ = make_cache(kinds[kind], max_words=8)
     for block in [*blocks, *blocks]:
-        assert split(cache.encode(block)) == expect(kinds[kind], block)
+        assert to_lists(cache.encode(block)) == expect(kinds[kind], block)
 
 
 @each_kind
-def test_every_two_pieces_side_by_side(kind: str, kinds: dict[str, Tokenizer]) -> None:
+def test_every_two_odd_strings_side_by_side(kind: str, kinds: dict[str, Tokenizer]) -> None:
     cache, _ = make_cache(kinds[kind], max_words=100_000)
     for middle in ("", " ", "a ", " a", " \u0301", "\u0600 "):
         block = [left + middle + right for left in PIECES for right in PIECES]
-        assert split(cache.encode(block)) == expect(kinds[kind], block)
+        assert to_lists(cache.encode(block)) == expect(kinds[kind], block)
 
 
 @each_kind
 @pytest.mark.parametrize("sentence", ["\u0605 a", "a\u0605 b", "\u0600 a", "a \u0301", "<s>\u0338"])
-def test_one_odd_word_alone(kind: str, sentence: str, kinds: dict[str, Tokenizer]) -> None:
-    """In a block, another odd word could save this one: if one cannot be told, none is."""
+def test_a_single_odd_word(kind: str, sentence: str, kinds: dict[str, Tokenizer]) -> None:
+    """In a block, another odd word could hide a mistake: if one is refused, all are."""
     cache, _ = make_cache(kinds[kind])
-    assert split(cache.encode([sentence])) == expect(kinds[kind], [sentence])
+    assert to_lists(cache.encode([sentence])) == expect(kinds[kind], [sentence])
 
 
 @each_kind
-def test_real_sentences(kind: str, kinds: dict[str, Tokenizer], text: list[str]) -> None:
+def test_real_sentences_are_cached(kind: str, kinds: dict[str, Tokenizer], text: list[str]) -> None:
     cache, spy = make_cache(kinds[kind], max_words=100_000)
     expected = expect(kinds[kind], text)
-    assert split(cache.encode(text)) == expected
+    assert to_lists(cache.encode(text)) == expected
     n_asked = len(spy.asked)
-    assert split(cache.encode(text)) == expected
-    assert all(len(word) > MAX_CHARS for word in spy.asked[n_asked:])
+    assert to_lists(cache.encode(text)) == expected
+    assert all(len(word) > MAX_CACHED_CHARACTERS for word in spy.asked[n_asked:])
 
 
 @pytest.mark.parametrize("kind", ["embedded", "trained", "xlm-r", "raw"])
 def test_plain_words_never_reach_the_tokenizer(
     kind: str, kinds: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else all of the above would pass without a cache."""
+    """Without this, all tests above would pass without a cache."""
     seen: list[str] = []
 
     def record(tokenizer: Tokenizer, sentences: list[str]):  # type: ignore[no-untyped-def]
@@ -262,30 +267,30 @@ def asked_for(spy: Spy, cache: WordCache, *sentences: str) -> list[str]:
     return spy.asked
 
 
-def test_long_words_are_not_kept(kinds: dict[str, Tokenizer]) -> None:
+def test_long_words_are_not_cached(kinds: dict[str, Tokenizer]) -> None:
     cache, spy = make_cache(kinds["trained"])
-    long, longest_kept = "x" * (MAX_CHARS + 1), "x" * MAX_CHARS
-    assert asked_for(spy, cache, f"{longest_kept} {long} one") == [longest_kept, "one", long]
-    assert asked_for(spy, cache, f"one {long} {longest_kept}") == [long]
+    long, longest_cached = "x" * (MAX_CACHED_CHARACTERS + 1), "x" * MAX_CACHED_CHARACTERS
+    assert asked_for(spy, cache, f"{longest_cached} {long} one") == [longest_cached, "one", long]
+    assert asked_for(spy, cache, f"one {long} {longest_cached}") == [long]
 
 
-def test_a_full_cache_forgets_what_came_once(kinds: dict[str, Tokenizer]) -> None:
+def test_a_full_cache_evicts_words_used_once(kinds: dict[str, Tokenizer]) -> None:
     cache, spy = make_cache(kinds["trained"], max_words=7)
     assert asked_for(spy, cache, "one two x y z") == ["one", "two", "x", "y", "z"]
     assert asked_for(spy, cache, "two one u v") == ["u", "v"]
     assert asked_for(spy, cache, "one x two") == ["x"]
     assert asked_for(spy, cache, "a b c d e", "e d c b a") == ["a", "b", "c", "d", "e"]
-    # Five words came twice: keeping them would leave too little room.
+    # Five words were used twice: keeping them would leave too little room.
     assert asked_for(spy, cache, "one a") == ["one", "a"]
 
 
-def test_nothing_to_encode(kinds: dict[str, Tokenizer]) -> None:
+def test_empty_input(kinds: dict[str, Tokenizer]) -> None:
     cache, _ = make_cache(kinds["trained"])
-    assert split(cache.encode([])) == []
-    assert split(cache.encode([""])) == [[]]
+    assert to_lists(cache.encode([])) == []
+    assert to_lists(cache.encode([""])) == [[]]
 
 
-def byte_level(tokenizer: Tokenizer) -> None:
+def splits_bytes(tokenizer: Tokenizer) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
 
 
@@ -293,7 +298,7 @@ def bare_first_word(tokenizer: Tokenizer) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
 
 
-def marks_the_first_word_alone(tokenizer: Tokenizer) -> None:
+def marks_only_the_first_word(tokenizer: Tokenizer) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="first")]
     )
@@ -326,9 +331,9 @@ def special_token_that_vanishes(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        byte_level,
+        splits_bytes,
         bare_first_word,
-        marks_the_first_word_alone,
+        marks_only_the_first_word,
         pieces_over_spaces,
         no_pre_tokenizer,
         rewrites_spaces,
@@ -337,28 +342,165 @@ def special_token_that_vanishes(tokenizer: Tokenizer) -> None:
         special_token_that_vanishes,
     ],
 )
-def test_other_tokenizers_encode_sentences_whole(
+def test_context_dependent_tokenizers_encode_whole_sentences(
     change: Callable[[Tokenizer], None], tiny_tokenizer: PreTrainedTokenizerFast, text: list[str]
 ) -> None:
     tokenizer = Tokenizer.from_str(tiny_tokenizer.backend_tokenizer.to_str())
-    assert LoneWords.of(tokenizer) is not None
+    assert ContextFreeWords.of(tokenizer) is not None
     change(tokenizer)
-    assert LoneWords.of(tokenizer) is None
+    assert ContextFreeWords.of(tokenizer) is None
     block = [*text, "a b", " a b ", ""]
-    assert split(make_sentence_encoder(tokenizer)(block)) == expect(tokenizer, block)
+    assert to_lists(build_sentence_encoder(tokenizer)(block)) == expect(tokenizer, block)
 
 
-def test_pieces_by_chance_are_not_cached() -> None:
+def test_random_segmentation_is_not_cached() -> None:
     model = models.BPE({"a": 0, "b": 1, "ab": 2, "▁": 3}, [("a", "b")], dropout=0.5)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    assert LoneWords.of(tokenizer) is None
+    assert ContextFreeWords.of(tokenizer) is None
     model.dropout = None
-    assert LoneWords.of(tokenizer) is not None
+    assert ContextFreeWords.of(tokenizer) is not None
+
+
+def without_first_space(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """Copy a SentencePiece-style tokenizer; in the copy only real spaces become `▁` (Gemma)."""
+    copied = deepcopy(tokenizer)
+    copied.backend_tokenizer.normalizer = normalizers.NFKC()  # no stripping
+    copied.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    return copied
+
+
+SPLIT_KINDS = ("unigram", "byte-level", "byte-level, first space", "wordpiece", "no first space")
+each_split_kind = pytest.mark.parametrize("kind", SPLIT_KINDS)
+Tokenizers = dict[str, "PreTrainedTokenizerFast"]
+
+
+@pytest.fixture(scope="module")
+def sentences_of_demo(demo_rows: Rows) -> list[str]:
+    return [sentence for row in demo_rows for sentence in row[1:]]
+
+
+@pytest.fixture(scope="module")
+def tokenizers(sentences_of_demo: list[str], tiny_tokenizer: PreTrainedTokenizerFast) -> Tokenizers:
+    made = (
+        tiny_tokenizer,
+        byte_level(sentences_of_demo, 1200, prefix_space=False),
+        byte_level(sentences_of_demo, 1200, prefix_space=True),
+        make_tokenizer("wordpiece", sentences_of_demo, 1200),
+        without_first_space(tiny_tokenizer),
+    )
+    return dict(zip(SPLIT_KINDS, made, strict=True))
+
+
+def check_encoder(
+    encoder: WordEncoder, tokenizer: PreTrainedTokenizerFast, sentences: list[list[str]]
+) -> None:
+    """Compare with the tokenizer's own encoding of sentences that are split into words."""
+    found, expected = encoder.encode(sentences), encode_words(tokenizer, sentences)
+    np.testing.assert_array_equal(found.ids, np.concatenate([p.ids for p in expected]))
+    counts = [np.bincount(p.words, minlength=p.n_words) for p in expected]
+    np.testing.assert_array_equal(found.n_pieces, np.concatenate(counts))
+    np.testing.assert_array_equal(found.n_words, [p.n_words for p in expected])
+
+
+@each_split_kind
+def test_words_agree_with_character_offsets(
+    kind: str, tokenizers: Tokenizers, sentences_of_demo: list[str]
+) -> None:
+    """Words give the ids of the whole sentence, and each subword lies in its word."""
+    tokenizer = tokenizers[kind]
+    encoder = WordEncoder(tokenizer)
+    for sentence in sentences_of_demo:
+        words = sentence.split()
+        found = encoder.encode([words])
+        text = " ".join(words)
+        whole = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        assert found.ids.tolist() == whole.ids
+        # A subword that is only the space before a word belongs to that word.
+        last = [stop if text[stop - 1 : stop] == " " else stop - 1 for _, stop in whole.offsets]
+        ends = np.cumsum([len(word) + 1 for word in words])
+        owners = np.searchsorted(ends, last, "right")
+        assert found.n_pieces.tolist() == np.bincount(owners, minlength=len(words)).tolist()
+
+
+@each_split_kind
+def test_split_text_is_encoded_like_plain_text(
+    kind: str, tokenizers: Tokenizers, sentences_of_demo: list[str]
+) -> None:
+    plain = [text for text in sentences_of_demo if text.isascii()]
+    assert len(plain) > 20
+    found = WordEncoder(tokenizers[kind]).encode([text.split() for text in plain])
+    expected = tokenizers[kind](plain, add_special_tokens=False)["input_ids"]
+    assert found.ids.tolist() == [number for ids in expected for number in ids]
+
+
+@each_split_kind
+def test_cached_words_agree_with_the_tokenizer(
+    kind: str, tokenizers: Tokenizers, sentences_of_demo: list[str]
+) -> None:
+    tokenizer = tokenizers[kind]
+    split = [text.split() for text in sentences_of_demo]
+    split += [
+        [],
+        [""],
+        ["彼", "は", "静か", "に", "歩い", "た"],
+        ["The", "\u200b", "", "\x07", "a"],
+    ]
+    encoder, forgetful = WordEncoder(tokenizer), WordEncoder(tokenizer, max_words=20)
+    check_encoder(encoder, tokenizer, split[:100])
+    check_encoder(encoder, tokenizer, split)  # half of the words are cached by now
+    for start in range(0, 80, 2):
+        check_encoder(forgetful, tokenizer, split[start : start + 2])
+
+
+@given(words=st.lists(st.lists(st.text(max_size=30), max_size=6), min_size=1, max_size=4))
+def test_any_words(tiny_tokenizer: PreTrainedTokenizerFast, words: list[list[str]]) -> None:
+    check_encoder(WordEncoder(tiny_tokenizer), tiny_tokenizer, words)
+
+
+def test_deleted_words_have_no_subword(tokenizers: Tokenizers) -> None:
+    words = ["The", "\u200b", "", "\x07", "house"]
+    for kind in ("unigram", "wordpiece"):
+        assert (WordEncoder(tokenizers[kind]).encode([words]).n_pieces > 0).tolist() == [
+            True,
+            False,
+            False,
+            False,
+            True,
+        ]
+    n_pieces = WordEncoder(tokenizers["byte-level"]).encode([words]).n_pieces
+    assert np.flatnonzero(n_pieces).tolist() == [0, 1, 3, 4]  # bytes are never deleted
+
+
+def test_truncation_set_in_a_tokenizer_is_ignored(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    words = [
+        "The",
+        "university",
+        "has",
+        "a",
+        "cafeteria",
+        "and",
+        "a",
+        "garden",
+        "and",
+        "a",
+        "pool.",
+    ]
+    expected = WordEncoder(tiny_tokenizer).encode([words]).ids
+    limited = deepcopy(tiny_tokenizer)
+    limited.backend_tokenizer.enable_truncation(1)
+    np.testing.assert_array_equal(WordEncoder(limited).encode([words]).ids, expected)
+
+
+def test_truncate_words() -> None:
+    text = EncodedWords(np.array([1, 2, 3, 4, 5]), np.array([3, 0, 2]), np.array([2, 1]))
+    short, n_cut = text.truncate_words(2)
+    assert (short.ids.tolist(), short.n_pieces.tolist(), n_cut) == ([1, 2, 4, 5], [2, 0, 2], 1)
+    assert text.truncate_words(3) == (text, 0)
 
 
 def test_workers_start_without_torch() -> None:
-    """What a spawned process imports to tokenise; torch would take it seconds."""
+    """A worker process that tokenizes must not import torch, which takes seconds."""
     code = "import calque.tokens.prepare, sys, json; print(json.dumps(list(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"torch", "transformers"}.isdisjoint(json.loads(run.stdout))
