@@ -244,7 +244,7 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
     import torch
 
     from calque.io.files import write_atomically
-    from calque.models.loading import find_folder
+    from calque.models.loading import find_model
     from calque.training.loop import train
 
     set_room(cell)
@@ -259,7 +259,7 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
             times["train"] = time.perf_counter()
         else:
             text = options.pack / "text"
-            model = train(recipe, text, run) if is_trained else find_folder(options.mini)
+            model = train(recipe, output=run, prepared=text).model if is_trained else find_model(options.mini)
             times["train"] = time.perf_counter()
             if not is_known:
                 encoder = model / "encoder" if (model / "encoder").is_dir() else model
@@ -287,7 +287,7 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
 
 def make_recipe(options: argparse.Namespace, cell: Cell) -> Any:
     """Shorten the recipe of a run, and let it start where it should."""
-    from calque.training.recipe import load_recipe
+    from calque.training.recipe_io import load_recipe
 
     settings = translation_settings if cell.direction else pretraining_settings
     name = "translate" if cell.direction else RECIPES.get(cell.method, "xlm-tlm")
@@ -383,14 +383,14 @@ def learn_translation(options: argparse.Namespace, cell: Cell, run: Path) -> dic
 
     Nothing is saved: so many checkpoints would take longer to write than to make.
     """
-    from calque.training.telemetry import open_telemetry
+    from calque.training.telemetry import Telemetry
 
     recipe = make_recipe(options, cell)
     trainer = make_trainer(options, cell, recipe, run)
     run.mkdir(parents=True)
     trainer.compile_step()
     begin = time.perf_counter()
-    with open_telemetry(
+    with Telemetry(
         run, recipe.schedule.steps, start_step=0, is_main=True, tensorboard=False
     ) as telemetry:
         trainer._go(telemetry)
@@ -437,12 +437,12 @@ def measure(
 ) -> Any:
     """Translate a test set by a model in training, and score it."""
     from calque.evaluation.tasks.machine_translation import measure_translation, read_test_set
-    from calque.translation.translate import Search, Translator
+    from calque.translation.translate import Translator
 
     src, tgt = cell.direction.split("-")
     sources, references = read_test_set(folder / f"{name}.{src}", folder / f"{name}.{tgt}")
     trainer.module.eval()
-    translator = Translator(trainer.encoder, Search(beams), target=tgt, source=src)
+    translator = Translator(trainer.encoder, beams=beams, tgt_lang=tgt, src_lang=src)
     with trainer.accelerator.autocast():
         found = measure_translation(translator, sources[:n_lines], references[:n_lines])
     trainer.module.train()

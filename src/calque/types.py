@@ -145,41 +145,26 @@ class LossTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """One measured number: a row of `results.jsonl`."""
-
-    model: str
-    task: str
-    language: str
-    metric: str
-    value: float
-    n_items: int
-    layer: int | None = None
-    seed: int | None = None
-    # How the vectors were treated, where a task knows several ways: raw, centered, neutral.
-    variant: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class PairAttention:
-    """Where the tokens of two sentences look in the other one, by layer, heads averaged.
+    """Attention of two sentences to each other, by layer, averaged over heads.
 
-    `src_to_tgt[l, i, j]` is the share of its attention that source token i gives target token j.
-    `even` is the share of the other sentence if attention were the same everywhere. Sentence marks
-    are no tokens here: what they are given counts for neither sentence.
+    `src_to_tgt[l, i, j]` is the share of the attention of source token i that goes to target token
+    j at layer l + 1. `uniform` is the share of the other sentence if attention were uniform.
+    Special tokens belong to neither sentence.
+
+    `kind` is "self-attention" (both sentences in one sequence) or "cross-attention".
     """
 
     model: str
-    # Of the two side by side, or of a cross-attention that reads the other.
     kind: str
     src: tuple[str, ...]
     tgt: tuple[str, ...]
     src_to_tgt: npt.NDArray[np.float32]
     tgt_to_src: npt.NDArray[np.float32]
-    even: float
+    uniform: float
 
     @property
     def shares(self) -> list[float]:
-        """Give each layer's share of attention that goes to the other sentence, over all tokens."""
+        """Return the share of attention to the other sentence at each layer, over all tokens."""
         given = self.src_to_tgt.sum(axis=(1, 2)) + self.tgt_to_src.sum(axis=(1, 2))
         return [float(share) for share in given / (len(self.src) + len(self.tgt))]

@@ -20,7 +20,7 @@ def read_cells(shown: str) -> list[list[str]]:
 def test_layers_of_the_embedded_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["attention", "Take a seat", "请坐"]) == 0
     cells = read_cells(capsys.readouterr().out)
-    assert [row[0] for row in cells] == [*map(str, range(1, 9)), "mean", "if even"]
+    assert [row[0] for row in cells] == [*map(str, range(1, 9)), "mean", "if uniform"]
     shares = [float(row[1]) for row in cells[:8]]
     assert all(0 < share < 100 for share in shares)
     assert float(cells[8][1]) == pytest.approx(sum(shares) / 8, abs=0.1)
@@ -48,10 +48,10 @@ def test_several_models_and_a_picture(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["Take a seat", " "], "no words in ' '"),
-        (["Take a seat", "请坐", "--layer", "9"], "--layer 9: no such layer (give 1 to 8)"),
-        (["Take a seat", "请坐", "--positions", "x"], "--positions x: no such way"),
-        (["Take a seat", "请坐", "-o", "a.gif"], "no picture is written as '.gif'"),
+        (["Take a seat", " "], "there are no words in ' '"),
+        (["Take a seat", "请坐", "--layer", "9"], "there is no layer 9 (choose 1 to 8"),
+        (["Take a seat", "请坐", "--positions", "x"], "positions cannot be 'x'"),
+        (["Take a seat", "请坐", "-o", "a.gif"], "plots cannot be written as '.gif'"),
         (["Take a seat", "请坐", "--model", "nowhere/at/all"], "not a hub name"),
     ],
 )

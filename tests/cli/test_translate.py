@@ -1,4 +1,4 @@
-"""`calque translate`: files and pipes, scores, bad lines, and going on after an interruption."""
+"""`calque translate`: files and pipes, scores, invalid lines, and interrupted runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taught_pairs: Pairs) 
 
 @pytest.fixture
 def command(translator_folder: Path, place: Path) -> list[str]:
-    return ["translate", str(translator_folder), "text.en", "--to", "de", "--device", "cpu"]
+    return ["translate", str(translator_folder), "text.en", "--tgt-lang", "de", "--device", "cpu"]
 
 
 def give_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -49,13 +49,13 @@ def test_a_pipe_is_translated(
     translator_folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any
 ) -> None:
     give_input(monkeypatch, b"\n" + Path("text.de").read_bytes())
-    assert run(["translate", str(translator_folder), "--to", "en", "--device", "cpu"]) == 0
+    assert run(["translate", str(translator_folder), "--tgt-lang", "en", "--device", "cpu"]) == 0
     out, err = capfdbinary.readouterr()
     assert out == b"\n" + Path("text.en").read_bytes()
     assert b"9 lines, " in err and b"1 empty lines" in err
 
 
-def test_what_scores_need_is_asked_for_first(
+def test_a_missing_sacrebleu_is_reported_first(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
@@ -65,7 +65,7 @@ def test_what_scores_need_is_asked_for_first(
     assert err == "calque: error: sacrebleu is not installed (pip install 'calque[eval]')\n"
 
 
-def test_packed_files_and_scores(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_compressed_files_and_scores(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     wrong = Path("text.de").read_text().splitlines()
     wrong[0] = wrong[0].replace("Gäste", "Leute")
     Path("reference").write_text("\n".join(wrong) + "\n")
@@ -83,7 +83,9 @@ def test_packed_files_and_scores(command: list[str], capfd: pytest.CaptureFixtur
     assert "BLEU 100.00" in err
 
 
-def test_what_goes_nowhere_is_scored(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_scores_without_an_output_file(
+    command: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run([*command, "-o", os.devnull, "--score", "text.de"]) == 0
     assert "BLEU 100.00" in capfd.readouterr().err
 
@@ -96,7 +98,7 @@ def test_n_best_lists(command: list[str], capfd: pytest.CaptureFixture[str]) -> 
     assert all(float(row[2]) <= 0 for row in rows)
 
 
-def test_bad_lines_are_refused_or_skipped(
+def test_invalid_lines(
     command: list[str], capfd: pytest.CaptureFixture[str], taught_pairs: Pairs
 ) -> None:
     english = taught_pairs[0][0].encode()
@@ -111,7 +113,7 @@ def test_bad_lines_are_refused_or_skipped(
     assert "1 lines skipped" in capfd.readouterr().err
 
 
-def test_an_interrupted_file_goes_on(
+def test_an_interrupted_run_is_resumed(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tool, "BLOCK_LINES", 3)
@@ -126,26 +128,26 @@ def test_an_interrupted_file_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(tool.Translator, "translate_block", stop_at_second)
         assert run([*command, "-o", "out"]) == 130
-    assert "out.partial: go on with --resume" in capfd.readouterr().err
+    assert "out.partial: continue this run with --resume" in capfd.readouterr().err
     assert not Path("out").exists()
     assert run([*command, "-o", "out"]) == 2
-    assert "an unfinished run is here" in capfd.readouterr().err
+    assert "this folder holds an unfinished run" in capfd.readouterr().err
     assert run([*command, "-o", "out", "--resume", "--beams", "2"]) == 2
-    assert "this run began with beams 5, not 2" in capfd.readouterr().err
+    assert "this run started with beams 5, not 2" in capfd.readouterr().err
     assert run([*command, "-o", "out", "--resume", "--score", "text.de"]) == 0
     assert Path("out").read_bytes() == Path("text.de").read_bytes()
-    told = capfd.readouterr().err
-    assert "8 lines (3 of them before)" in told and "BLEU 100.00" in told
+    message = capfd.readouterr().err
+    assert "8 lines (3 of them earlier)" in message and "BLEU 100.00" in message
     assert not Path("out.partial").exists()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["--to", "fr"], "this model does not write fr (name one of de, en)"),
-        (["--nbest", "6"], "the 6 best of 5 beams"),
-        (["--nbest", "2", "--score", "text.de"], "--score is of the best translation"),
-        (["--resume"], "--resume needs files"),
+        (["--tgt-lang", "fr"], "this model does not translate into fr (choose one of de, en)"),
+        (["--nbest", "6"], "6 translations are requested from 5 beams"),
+        (["--nbest", "2", "--score", "text.de"], "n-best lists cannot be scored"),
+        (["--resume"], "only a run from a file to a file can be resumed"),
         (["-o", "text.en"], "text.en: both read and written"),
         (["-o", "no/out"], "no/out: its folder does not exist"),
         (["-o", "text.de", "--score", "text.de"], "text.de: both read and written"),
@@ -153,12 +155,12 @@ def test_an_interrupted_file_goes_on(
         (["--skip-bad", "text.de", "--score", "text.de"], "text.de: both read and written"),
         (["--skip-bad", "out", "-o", "./out"], "out: both -o and --skip-bad"),
         (["--skip-bad", "no/bad"], "no/bad: its folder does not exist"),
-        (["--length-penalty", "inf"], "--length-penalty inf (give a number)"),
-        (["--score", "short"], "short: 1 references for 8 lines"),
+        (["--length-penalty", "inf"], "the length penalty is inf (choose a finite number)"),
+        (["--score", "short"], "short: there are 1 references for 8 lines"),
         (["--score", "gone"], "gone: no such file"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_2(
+def test_errors_are_one_line_and_exit_code_2(
     changes: list[str], message: str, command: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("short").write_text("Eins.\n")
@@ -170,10 +172,10 @@ def test_mistakes_are_one_line_and_exit_2(
     assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
 
 
-def test_a_model_that_cannot_write_is_refused(
+def test_an_encoder_cannot_translate(
     tiny_folder: Path, place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["translate", str(tiny_folder), "text.en"]) == 2
-    assert "xlm-roberta is no encoder–decoder" in capfd.readouterr().err
+    assert "this xlm-roberta model is not an encoder–decoder" in capfd.readouterr().err
     assert run(["translate", "calque-mini", "gone.en"]) == 2
     assert "gone.en: no such file" in capfd.readouterr().err

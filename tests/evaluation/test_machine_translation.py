@@ -6,9 +6,9 @@ import lzma
 from pathlib import Path
 
 import pytest
+from calque.evaluation.grid.cells import make_rows
 
 from calque.errors import InputError
-from calque.evaluation.grid.cells import make_rows
 from calque.evaluation.grid.grid import plan_cells
 from calque.evaluation.grid.model_specs import find_entrants
 from calque.evaluation.grid.runner import CellRunner
@@ -21,9 +21,9 @@ from calque.evaluation.tasks.machine_translation import (
     measure_translation,
     measure_translations,
     read_test_set,
-    score_translations,
 )
 from calque.models.seq2seq import Seq2Seq
+from calque.translation.bleu import score_translations
 from calque.translation.translate import Translator
 
 # The example of SacreBLEU's README, with the score printed there.
@@ -105,7 +105,7 @@ def test_test_sets_are_pairs_of_files(tmp_path: Path) -> None:
 def test_a_translator_is_measured(
     translator_folder: Path, taught_pairs: list[tuple[str, str]]
 ) -> None:
-    translator = Translator(Seq2Seq.load(translator_folder), target="de")
+    translator = Translator(translator_folder, tgt_lang="de")
     sources, references = ([pair[side] for pair in taught_pairs] for side in (0, 1))
     n_done = 0
 

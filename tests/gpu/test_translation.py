@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from transformers import XLMRobertaConfig
 
-from calque.models.seq2seq import DecoderPlan, Seq2Seq, build_seq2seq, start_afresh
-from calque.objectives.base import Marks
+from calque.models.seq2seq import DecoderPlan, Seq2Seq, build_seq2seq, random_weights
 from calque.objectives.generation import (
     DenoisingSeq2Seq,
     DenoisingSeq2SeqSettings,
@@ -20,7 +19,7 @@ from calque.objectives.generation import (
     TranslationSettings,
 )
 from calque.tokens.ragged import BatchShape, Ragged
-from calque.tokens.tokenizer import train_tokenizer
+from calque.tokens.tokenizer import SpecialTokens, train_tokenizer
 from calque.translation.translate import Translator
 
 pytestmark = [
@@ -50,7 +49,7 @@ def model() -> Seq2Seq:
         attention_probs_dropout_prob=0.0,
     )
     plan = DecoderPlan(layers=2, tie="all", languages=("de", "en"))
-    return build_seq2seq(plan, start_afresh(config), tokenizer).train()
+    return build_seq2seq(plan, random_weights(config), tokenizer).train()
 
 
 def make_batch(kind: str, model: Seq2Seq, shape: BatchShape | None) -> tuple[Any, Any]:
@@ -66,7 +65,7 @@ def make_batch(kind: str, model: Seq2Seq, shape: BatchShape | None) -> tuple[Any
     else:
         objective = DenoisingSeq2Seq(DenoisingSeq2SeqSettings())
         arrays, languages = (sides[0], numbers), ["de", "en"]
-    collate = objective.make_collate(Marks.of(model.tokenizer), shape)
+    collate = objective.build_collator(SpecialTokens.of(model.tokenizer), shape)
     objective.start(model, languages)
     return objective, collate(arrays, torch.Generator().manual_seed(1))
 
@@ -87,7 +86,7 @@ def test_half_precision_on_a_gpu_is_the_cpu_s_single(kind: str, way: str, model:
     wanted, slope = compute(plain, model, batch, "cpu")
     there = deepcopy(model).cuda()
     objective, batch = make_batch(kind, there, None if way == "eager" else SHAPE)
-    there.fuses = way in ("fused", "compiled")
+    there.use_fused_layers = way in ("fused", "compiled")
     if way == "compiled":
         objective.compile(dynamic=False)
     loss, found = compute(objective, there, batch, "cuda")
@@ -112,7 +111,7 @@ def test_a_step_waits_for_nothing(model: Seq2Seq) -> None:
 
 def test_beam_search_writes_what_the_cpu_writes(model: Seq2Seq) -> None:
     """In single precision; batches of other sizes, so that only rounding could differ."""
-    here = [group[0].text for group in Translator(model.eval(), target="de").translate(LINES[:20])]
-    there = Translator(deepcopy(model).cuda(), target="de")
-    found = [group[0].text for group in there.translate(LINES[:20])]
+    here = list(Translator(model.eval(), tgt_lang="de").translate(LINES[:20]))
+    there = Translator(deepcopy(model).cuda(), tgt_lang="de")
+    found = list(there.translate(LINES[:20]))
     assert sum(a == b for a, b in zip(here, found, strict=True)) >= 18

@@ -1,4 +1,4 @@
-"""The language-neutral space of a model: found from text, stored with the model, used by default."""
+"""The language-neutral space: found from text, stored with the model, used by default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calque.api import Model
 from calque.cli import run
 from calque.errors import InputError
 from calque.models.encoder import Encoder
-from calque.models.neutral_space import FILE, NeutralSpace, load_neutral_space
+from calque.models.neutral_space import NEUTRAL_FILE, NeutralSpace, load_neutral_space
 from calque.sentences.embed import embed_sentences
 from calque.sentences.language_neutral import draw_sample, find_neutral_space, save_neutral_model
 
@@ -71,7 +71,7 @@ def test_too_few_sentences_are_an_error(tiny_encoder: Encoder) -> None:
 
 
 def test_a_damaged_file_is_an_error(neutral_folder: Path) -> None:
-    path = neutral_folder / FILE
+    path = neutral_folder / NEUTRAL_FILE
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(InputError, match=r"neutral\.safetensors: cannot be read"):
         Encoder.load(neutral_folder)

@@ -13,8 +13,8 @@ import torch
 
 from calque.errors import InputError
 from calque.io.files import (
-    check_skip_list,
     check_output_file,
+    check_skip_list,
     count_input_lines,
     open_skip_list,
     read_lines,
@@ -29,8 +29,8 @@ from calque.models.inference import (
     run_batches,
 )
 from calque.models.pooling import pool_sentences
-from calque.tokens.ragged import Ragged, add_special_tokens, bucket_batches, pack
-from calque.tokens.store import GrowingArray
+from calque.tokens.ragged import Ragged, add_special_tokens, batch_by_length, pack
+from calque.tokens.store import NpyWriter
 from calque.tokens.tokenizer import boundary_ids
 from calque.tokens.windows import TextWindows, split_long_sentences
 
@@ -147,7 +147,7 @@ def embed_file(
         number, transform = choose_output(encoder, layer, raw, language)
         counts, total = EmbedCounts(), np.zeros(encoder.hidden_size)
         with write_atomically(output, binary=True) as stream:
-            array = GrowingArray(stream, "<f4", (encoder.hidden_size,))
+            array = NpyWriter(stream, "<f4", (encoder.hidden_size,))
             for block in embed_blocks(encoder, lines, [number]):
                 vectors = transform(block.vectors[number])
                 normalize_now = normalize and not center
@@ -304,7 +304,7 @@ def _pool_windows(
             result[index] = pool_sentences(states, batch.offsets, mask)
 
     n_workers = torch.get_num_threads() if device.type == "cpu" else 1
-    run_batches(pool_batch, bucket_batches(windows.lengths, budget), n_workers)
+    run_batches(pool_batch, batch_by_length(windows.lengths, budget), n_workers)
     return pooled
 
 

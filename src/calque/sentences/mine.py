@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TextIO, get_args
 import numpy as np
 
 from calque.algorithms.margin import (
-    ThresholdScore,
     Margin,
     MinedPairs,
     Retrieval,
+    ThresholdScore,
     find_best_threshold,
     mine_pairs,
 )
@@ -32,15 +32,15 @@ from calque.io.files import (
     PathLike,
     SkipBad,
     SkippedLines,
-    check_skip_list,
     check_output_file,
+    check_skip_list,
+    display_name,
     open_skip_list,
     report_bad_line,
     scan_lines,
-    display_name,
     write_atomically,
 )
-from calque.io.outputs import INPUT_SIZE, ResumableFile
+from calque.io.resumable import INPUT_SIZE, ResumableFile
 from calque.models.inference import choose_device, device_of, load_encoder
 from calque.sentences.embed import BLOCK_SENTENCES, EmbedCounts, choose_output, embed_blocks
 from calque.types import count_progress
@@ -481,7 +481,7 @@ def embed_store(
     with ResumableFile(path, {INPUT_SIZE: len(store), "vectors": name}, resume=resume) as file:
         sentences = iter(store)
         while block := list(islice(sentences, BLOCK_SENTENCES)):
-            if file.wants("\n".join(block).encode()):
+            if file.begin_block("\n".join(block).encode()):
                 file.append(*_embed(encoder, block, layer, raw))
             advance(len(block))
         return path, EmbedCounts(*file.finish()).n_long

@@ -1,4 +1,4 @@
-"""translation.scoring."""
+"""BLEU and chrF of translations, computed by SacreBLEU (Post, 2018; Popović, 2015)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from calque.errors import InputError, MissingExtra
-from calque.io.segmentation import SPACELESS, find_code
+from calque.io.segmentation import UNSPACED_LANGUAGES, language_code
 
-# SacreBLEU's tokenizers for languages without spaces; Japanese words need a package beside it. By
-# its rules for spaced words a whole Thai phrase would be one.
-TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(SPACELESS, "char")
+# SacreBLEU's tokenizers for languages without spaces between words. The Japanese and Korean ones
+# need additional packages; with the default tokenizer, a Thai phrase would be one word.
+TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(
+    UNSPACED_LANGUAGES, "char"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TranslationScores:
-    """BLEU and chrF in percent, and what SacreBLEU says of how they were computed."""
+    """BLEU and chrF in percent, and SacreBLEU's signatures of how they were computed."""
 
     bleu: float
     chrf: float
@@ -26,12 +28,12 @@ class TranslationScores:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Give the scores by name, the main one first."""
+        """Return the scores by name, the main one first."""
         return {"bleu": self.bleu, "chrf": self.chrf}
 
 
 def load_metrics() -> tuple[Any, Any]:
-    """Give SacreBLEU's BLEU and chrF, or say how to get them."""
+    """Return SacreBLEU's classes BLEU and CHRF; raise MissingExtra if it is not installed."""
     try:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
@@ -43,21 +45,18 @@ def load_metrics() -> tuple[Any, Any]:
 def score_translations(
     translations: Sequence[str], references: Sequence[str], language: str = ""
 ) -> TranslationScores:
-    """Score translations against one reference each; `language` is that of the references.
-
-    Post, 2018 (SacreBLEU); Popović, 2015 (chrF).
-    """
+    """Return the scores of translations, given one reference each and their language."""
     BLEU, CHRF = load_metrics()
     if len(translations) != len(references):
         raise InputError(
-            f"{len(translations):,} translations for {len(references):,} references",
-            fix="give a reference for every line",
+            f"there are {len(translations):,} translations for {len(references):,} references",
+            fix="provide one reference per line",
         )
     if not references:
-        raise InputError("no lines to score", fix="give a test set")
+        raise InputError("there are no lines to score", fix="choose another test set")
     try:
-        bleu = BLEU(tokenize=TOKENIZERS.get(find_code(language), "13a"))
-    except (ImportError, RuntimeError):  # its tokenizer of words is a package of its own
+        bleu = BLEU(tokenize=TOKENIZERS.get(language_code(language), "13a"))
+    except (ImportError, RuntimeError):  # the tokenizer's package is not installed
         bleu = BLEU(tokenize="char")
     chrf, texts = CHRF(), list(translations)
     scores = [metric.corpus_score(texts, [list(references)]).score for metric in (bleu, chrf)]

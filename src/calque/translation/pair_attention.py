@@ -1,7 +1,7 @@
-"""How much two sentences look at each other: inside one sequence, or through a cross-attention.
+"""Measure how much attention a sentence and its translation pay to each other.
 
-Figure 1 of VECO (Luo et al., 2021) as numbers: an encoder that reads a sentence and its translation
-side by side may leave one of them alone; a cross-attention cannot, but may look at marks only.
+This is Figure 1 of VECO (Luo et al., 2021) in numbers: an encoder that reads two sentences in one
+sequence may ignore one of them; cross-attention cannot, except by attending to special tokens only.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from calque.errors import InputError
 from calque.models.attention import ATTENTION_NAME
 from calque.models.deberta import read_deberta_attentions
 from calque.models.encoder import Encoder
-from calque.models.veco import Veco, find_full
+from calque.models.veco import Veco, find_veco_folder
 from calque.tokens.tokenizer import encode_sentences
 from calque.types import PairAttention, TokenBatch
 
@@ -26,142 +27,175 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from calque.types import Progress
+
     IntArray = npt.NDArray[np.int64]
     FloatArray = npt.NDArray[np.float32]
+    # Kind, source to target, target to source, and the share if attention were uniform.
+    Measurement = tuple[str, FloatArray, FloatArray, float]
 
 Positions = Literal["reset", "continue"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
-    """Two sentences in pieces, and the marks around them."""
+class _TokenizedPair:
+    """Token ids of two sentences, and the special tokens around them."""
 
     src: IntArray
     tgt: IntArray
-    first: int
-    last: int
-    # How many marks lie between the sentences of a pair: XLM-R has two, BERT one.
-    between: int
+    cls_id: int
+    sep_id: int
+    n_between: int  # special tokens between the sentences: XLM-R has two, BERT one
 
 
 @torch.no_grad()
-def read_pair(
-    name: str | None, src: str, tgt: str, *, positions: Positions | None = None
+def pair_attention(
+    src: str,
+    tgt: str,
+    *,
+    model: str | Path | Sequence[str | Path] | None = None,
+    positions: Positions | None = None,
+    progress: Progress | None = None,
 ) -> list[PairAttention]:
-    """Measure a model by its folder or name: its self-attention, and its cross-attention if any.
+    """Return the attention between two sentences in one or several models.
 
-    `positions` tell how the second sentence's are counted: by default as the model was trained, if
-    it says so, or on from the first sentence's.
+    Every model has one result for self-attention, with both sentences in one sequence; a model
+    trained with the objective `cross_attention_lm` has another one for its cross-attention.
+
+    Args:
+        src: A sentence.
+        tgt: Its translation.
+        model: Model folder, hub name, `calque-mini` (the default), or a list of them.
+        positions: `reset` if the positions of the second sentence start again at 0, `continue` if
+            they continue those of the first. Default: as the model was trained, or `continue`.
+        progress: Called with the stage, the models done and their number.
+
+    Example:
+        >>> (result,) = calque.pair_attention("Take a seat", "Setz dich")  # doctest: +SKIP
+        >>> [round(share, 2) for share in result.shares]  # doctest: +SKIP
+        [0.16, 0.2, 0.21, 0.19, 0.24, 0.31, 0.33, 0.28]
     """
-    encoder = Encoder.load(name)
-    pair = _cut(encoder, src, tgt)
-    found = [_measure_side_by_side(encoder, pair, positions or _positions_of(encoder))]
-    full = find_full(encoder.folder)
-    if full is not None:
-        found.append(_measure_across(Veco.load(full), pair))
-    label = name or encoder.folder.name
-    src_pieces, tgt_pieces = (_spell(encoder, ids) for ids in (pair.src, pair.tgt))
-    return [
-        PairAttention(label, kind, src_pieces, tgt_pieces, forth, back, even)
-        for kind, forth, back, even in found
-    ]
+    if positions not in (None, "reset", "continue"):
+        raise InputError(
+            f"positions cannot be {positions!r}", fix="choose reset or continue (--positions)"
+        )
+    models = [model] if model is None or isinstance(model, str | Path) else list(model)
+    results: list[PairAttention] = []
+    for number, name in enumerate(models, start=1):
+        encoder = Encoder.load(name)
+        pair = _tokenize(encoder, src, tgt)
+        measurements = [_measure_self_attention(encoder, pair, positions)]
+        veco_folder = find_veco_folder(encoder.folder)
+        if veco_folder is not None:
+            measurements.append(_measure_cross_attention(Veco.load(veco_folder), pair))
+        label = str(name or encoder.folder.name)
+        tokens = _decode_tokens(encoder, pair.src), _decode_tokens(encoder, pair.tgt)
+        results += [PairAttention(label, kind, *tokens, *rest) for kind, *rest in measurements]
+        if progress is not None:
+            progress("reading", number, len(models))
+    return results
 
 
-def _cut(encoder: Encoder, src: str, tgt: str) -> _Pair:
+def _tokenize(encoder: Encoder, src: str, tgt: str) -> _TokenizedPair:
     tokenizer = encoder.tokenizer
-    ids = encode_sentences(tokenizer, [src, tgt])
-    for text, pieces in zip((src, tgt), ids, strict=True):
-        if not len(pieces):
-            raise InputError(f"no words in {text!r}", fix="give two sentences")
-    n_marks = tokenizer.num_special_tokens_to_add(pair=True)
-    n_tokens = len(ids[0]) + len(ids[1]) + n_marks
+    src_ids, tgt_ids = encode_sentences(tokenizer, [src, tgt])
+    for text, ids in ((src, src_ids), (tgt, tgt_ids)):
+        if not len(ids):
+            raise InputError(f"there are no words in {text!r}", fix="pass two sentences")
+    n_special = tokenizer.num_special_tokens_to_add(pair=True)
+    n_tokens = len(src_ids) + len(tgt_ids) + n_special
     if n_tokens > encoder.max_tokens:
         raise InputError(
-            f"the sentences have {n_tokens} tokens together, the model reads {encoder.max_tokens}",
-            fix="give shorter ones",
+            f"the two sentences have {n_tokens} tokens, but the model reads {encoder.max_tokens}",
+            fix="pass shorter sentences",
         )
     assert tokenizer.cls_token_id is not None
     assert tokenizer.sep_token_id is not None
-    return _Pair(ids[0], ids[1], tokenizer.cls_token_id, tokenizer.sep_token_id, n_marks - 2)
+    return _TokenizedPair(
+        src_ids, tgt_ids, tokenizer.cls_token_id, tokenizer.sep_token_id, n_special - 2
+    )
 
 
-def _positions_of(encoder: Encoder) -> Positions:
-    found = encoder.settings.get("alignment", {}).get("positions")
-    return "reset" if found == "reset" else "continue"
-
-
-def _spell(encoder: Encoder, ids: IntArray) -> tuple[str, ...]:
-    """Write pieces as people read them, without the marks of word starts."""
-    texts = [str(encoder.tokenizer.decode([int(piece)])).strip() for piece in ids]
+def _decode_tokens(encoder: Encoder, ids: IntArray) -> tuple[str, ...]:
+    """Return tokens as text, without the prefixes that mark the start of words."""
+    texts = [str(encoder.tokenizer.decode([int(token)])).strip() for token in ids]
     return tuple(text or "·" for text in texts)
 
 
-def _measure_side_by_side(
-    encoder: Encoder, pair: _Pair, positions: Positions
-) -> tuple[str, FloatArray, FloatArray, float]:
-    """Read both sentences as one sequence, and take what its parts give each other."""
+def _measure_self_attention(
+    encoder: Encoder, pair: _TokenizedPair, positions: Positions | None
+) -> Measurement:
+    """Measure the attention between the two parts of one sequence."""
     n_src, n_tgt = len(pair.src), len(pair.tgt)
-    ids = [pair.first, *pair.src, *[pair.last] * pair.between, *pair.tgt, pair.last]
-    places = torch.arange(len(ids))
-    if positions == "reset":  # the first mark between ends the source, a second begins the target
-        places[n_src + 2 :] -= n_src + 2
-    weights = _stack(_read(encoder, ids, places))
-    start = 1 + n_src + pair.between
+    ids = [pair.cls_id, *pair.src, *[pair.sep_id] * pair.n_between, *pair.tgt, pair.sep_id]
+    numbers = torch.arange(len(ids))
+    trained = encoder.settings.get("alignment", {}).get("positions")
+    if (positions or trained) == "reset":  # after the first separator
+        numbers[n_src + 2 :] -= n_src + 2
+    weights = _average_heads(_read_self_attention(encoder, ids, numbers))
+    start = 1 + n_src + pair.n_between
     src, tgt = slice(1, 1 + n_src), slice(start, start + n_tgt)
-    even = 2 * n_src * n_tgt / (n_src + n_tgt) / len(ids)
-    return "self-attention", weights[:, src, tgt], weights[:, tgt, src], even
+    uniform = 2 * n_src * n_tgt / (n_src + n_tgt) / len(ids)
+    return "self-attention", weights[:, src, tgt], weights[:, tgt, src], uniform
 
 
-def _read(encoder: Encoder, ids: Sequence[int], places: Tensor) -> Sequence[Tensor]:
-    """Give the attention inside one sequence by layer."""
+def _read_self_attention(
+    encoder: Encoder, ids: Sequence[int], positions: Tensor
+) -> Sequence[Tensor]:
+    """Return the attention weights inside one sequence, by layer."""
     body = encoder.family.get_body(encoder.model)
-    if encoder.family.run is not None:  # distances are counted by places, too
+    if encoder.family.run is not None:  # DeBERTa: relative positions are computed from positions
         offsets = torch.tensor([0, len(ids)])
-        batch = TokenBatch(torch.tensor(ids), places, offsets, len(ids), len(ids))
+        batch = TokenBatch(torch.tensor(ids), positions, offsets, len(ids), len(ids))
         return read_deberta_attentions(body, batch)
-    first = getattr(body.embeddings, "padding_idx", None)  # RoBERTa counts positions after it
-    places = places + (0 if first is None else first + 1)
-    with _eager(encoder):
-        read = body(torch.tensor([ids]), position_ids=places[None], output_attentions=True)
-    attentions: Sequence[Tensor] = read.attentions
+    padding_idx = getattr(body.embeddings, "padding_idx", None)
+    if padding_idx is not None:  # RoBERTa counts positions from here
+        positions = positions + padding_idx + 1
+    with _eager_attention(encoder):
+        output = body(torch.tensor([ids]), position_ids=positions[None], output_attentions=True)
+    attentions: Sequence[Tensor] = output.attentions
     return attentions
 
 
-def _measure_across(veco: Veco, pair: _Pair) -> tuple[str, FloatArray, FloatArray, float]:
-    """Read each sentence alone, then each through the cross-attention to the other."""
-    marked = [torch.tensor([pair.first, *side, pair.last]) for side in (pair.src, pair.tgt)]
+def _measure_cross_attention(veco: Veco, pair: _TokenizedPair) -> Measurement:
+    """Measure the cross-attention of each sentence to the other."""
+    src, tgt = (
+        torch.tensor([pair.cls_id, *ids, pair.sep_id], dtype=torch.long)
+        for ids in (pair.src, pair.tgt)
+    )
     n_src, n_tgt = len(pair.src), len(pair.tgt)
-    even = (n_src * n_tgt / (n_tgt + 2) + n_tgt * n_src / (n_src + 2)) / (n_src + n_tgt)
-    forth, back = _read_across(veco, *marked), _read_across(veco, *reversed(marked))
-    return "cross-attention", forth[:, 1:-1, 1:-1], back[:, 1:-1, 1:-1], even
+    uniform = (n_src * n_tgt / (n_tgt + 2) + n_tgt * n_src / (n_src + 2)) / (n_src + n_tgt)
+    src_to_tgt = _read_cross_attention(veco, src, tgt)[:, 1:-1, 1:-1]
+    tgt_to_src = _read_cross_attention(veco, tgt, src)[:, 1:-1, 1:-1]
+    return "cross-attention", src_to_tgt, tgt_to_src, uniform
 
 
-def _read_across(veco: Veco, ids: Tensor, other: Tensor) -> FloatArray:
-    """Give the cross-attention of one sequence to another by layer."""
+def _read_cross_attention(veco: Veco, ids: Tensor, other: Tensor) -> FloatArray:
+    """Return the cross-attention weights of one sequence to another, by layer."""
     body, layers = veco.family.get_body(veco.model), veco.family.get_layers(veco.model)
-    seen: list[Tensor] = []
+    weights: list[Tensor] = []
     hooks = [
         layer.crossattention.self.register_forward_hook(  # type: ignore[union-attr]
-            lambda module, inputs, output: seen.append(output[1])
+            lambda module, inputs, output: weights.append(output[1])
         )
         for layer in layers
     ]
     try:
-        with _eager(veco):
-            hidden, read = body.embeddings(ids[None]), body.embeddings(other[None])
-            for layer in layers:  # without masks: all see all, unlike in a decoder
-                read = layer(read)
+        with _eager_attention(veco):
+            states, memory = body.embeddings(ids[None]), body.embeddings(other[None])
+            for layer in layers:  # without masks: unlike a decoder, tokens see all others
+                memory = layer(memory)
             for layer in layers:
-                hidden = layer(hidden, encoder_hidden_states=read)
+                states = layer(states, encoder_hidden_states=memory)
     finally:
         for hook in hooks:
             hook.remove()
-    return _stack(seen)
+    return _average_heads(weights)
 
 
 @contextmanager
-def _eager(encoder: Encoder) -> Iterator[None]:
-    """Let Hugging Face compute attention in the way that tells its weights."""
+def _eager_attention(encoder: Encoder) -> Iterator[None]:
+    """Use Hugging Face's attention implementation that returns the weights."""
     encoder.model.set_attn_implementation("eager")
     try:
         yield
@@ -169,6 +203,6 @@ def _eager(encoder: Encoder) -> Iterator[None]:
         encoder.model.set_attn_implementation(ATTENTION_NAME)
 
 
-def _stack(weights: Sequence[Tensor]) -> FloatArray:
-    """Average heads, and lay the layers on each other."""
+def _average_heads(weights: Sequence[Tensor]) -> FloatArray:
+    """Average the heads of every layer, and stack the layers."""
     return torch.stack([layer[0].mean(dim=0) for layer in weights]).float().numpy()

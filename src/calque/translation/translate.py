@@ -1,303 +1,479 @@
-"""Translation of a stream of lines by an encoder–decoder: beam search, like lengths together."""
+"""Translate text with an encoder-decoder model by beam search, in batches of similar length."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import astuple, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from calque.errors import InputError
-from calque.io.outputs import pack_block
-from calque.io.segmentation import find_code
-from calque.models.inference import cut_blocks
-from calque.tokens.ragged import bucket_batches
-from calque.tokens.tokenizer import lift_limits
+from calque.io.files import (
+    check_skip_list,
+    count_input_lines,
+    open_skip_list,
+    read_lines,
+)
+from calque.io.outputs import fingerprint
+from calque.io.resumable import INPUT_SIZE, check_resumable_output, compress_block, open_sink
+from calque.io.segmentation import language_code
+from calque.models.inference import cut_blocks, device_of, load_encoder
+from calque.models.seq2seq import Seq2Seq
+from calque.tokens.ragged import batch_by_length
+from calque.tokens.tokenizer import disable_truncation_and_padding
 from calque.tokens.windows import TextWindows, split_lines_for_translation
+from calque.translation.bleu import TranslationScores, load_metrics, score_translations
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from jaxtyping import Bool, Int
     from torch import Tensor
 
-    from calque.io.outputs import LinkSink
-    from calque.models.seq2seq import Seq2Seq
+    from calque.io.files import PathLike
+    from calque.io.resumable import BlockSink
+    from calque.types import Progress
 
     IntArray = npt.NDArray[np.int64]
 
-# A block is what is tokenised, sorted by length and written at once; the second bound is for huge
-# lines. Where blocks end depends on the text alone, never on where a run was interrupted.
+# A block is tokenized, sorted by length and written at once; the second limit is for very long
+# lines. Where blocks end depends only on the text, so that a resumed run forms the same blocks.
 BLOCK_LINES, BLOCK_CHARACTERS = 2048, 1 << 21
-# Tokens of the sources of a batch, padding included; the search holds several times as many.
+# Source tokens per batch, padding included; the beam search holds several times as many.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 1 << 14}
-# A source may take this part of the positions, since a translation may be longer than it.
-SOURCE_SHARE = 0.75
-# A translation may have so many tokens for each of the source's, and so many more.
-MAX_RATIO, MAX_EXTRA = 2.0, 20
-# Scores of the search cost memory for the whole vocabulary at every step.
-SCORED_SHARE = 8
-# Languages whose sentences stand side by side without a space. Thai and its like, which have none
-# between words, set one between sentences.
-UNSPACED = frozenset({"ja", "zh"})
+# A source may fill this fraction of the positions, since its translation may be longer.
+SOURCE_FRACTION = 0.75
+# A translation has at most this many tokens per source token, plus a constant.
+MAX_LENGTH_RATIO, MAX_EXTRA_TOKENS = 2.0, 20
+# The scores of n-best lists need memory for the whole vocabulary at every step.
+SCORED_BATCH_DIVISOR = 8
+# Languages that put no space between sentences. Thai and others without spaces between words have
+# one between sentences.
+NO_SENTENCE_SPACE = frozenset({"ja", "zh"})
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
-    """How translations are searched for.
+class TranslationCounts:
+    """What was translated.
 
-    The search goes on until no unfinished translation beats, at its length so far, the worst of as
-    many finished ones as there are beams. To stop as soon as there are so many, as some do, would
-    favor short and wrong ones.
+    `n_long` lines were split into sentences, and `n_cut` of these sentences into windows;
+    `n_segments` texts were translated in total. `n_unfinished` translations reached the maximum
+    length. `n_read` and `n_written` count tokens of the sources and of the best translations.
     """
-
-    beams: int = 5
-    # Above 0, long translations are favored; the sum of log-probabilities is divided by length^p.
-    length_penalty: float = 1.0
-    n_best: int = 1
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.length_penalty):
-            raise InputError(f"--length-penalty {self.length_penalty}", fix="give a number")
-        if self.n_best > self.beams:
-            raise InputError(
-                f"the {self.n_best} best of {self.beams} beams",
-                fix="raise --beams or lower --nbest",
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class TranslateReport:
-    """What was translated, and what was not usual about it."""
 
     n_lines: int = 0
     n_empty: int = 0
-    # Lines split by sentence, sentences cut inside, and how many were translated in all.
     n_long: int = 0
     n_cut: int = 0
     n_segments: int = 0
-    # Translations that reached the longest allowed before their end.
     n_unfinished: int = 0
-    # Tokens read and written, of the best translations.
     n_read: int = 0
     n_written: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One translation of a line, and the mean log-probability of its tokens if it was asked for."""
+class TranslateResult:
+    """Where the translations were written (None: standard output), the counts and the scores.
+
+    `n_resumed` lines were translated by an earlier, interrupted run.
+    """
+
+    output: Path | None
+    counts: TranslationCounts
+    n_resumed: int
+    n_skipped: int
+    scores: TranslationScores | None
+
+
+def translate_file(
+    model: str | Path | Seq2Seq,
+    file: PathLike = "-",
+    *,
+    output: PathLike | None = None,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    beams: int = 5,
+    length_penalty: float = 1.0,
+    nbest: int = 1,
+    score: PathLike | None = None,
+    resume: bool = False,
+    skip_bad: PathLike | None = None,
+    batch_tokens: int | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> TranslateResult:
+    """Translate a text line by line; line k of the output is the translation of line k.
+
+    A line that is too long for the model is split into sentences, whose translations are joined.
+    Empty lines stay empty. Until the output is complete, its blocks are kept in OUTPUT.partial.
+
+    Args:
+        model: Folder or hub name of an encoder-decoder model, or a loaded one.
+        file: Text with one sentence per line; plain, .gz, .xz, .zst, or "-" for standard input.
+        output: Output file; its suffix decides the compression. Default: standard output.
+        src_lang: Language of the text, which decides how long lines are split into sentences.
+            Default: the model's.
+        tgt_lang: Language to translate into, if the model has several.
+        beams: Number of beams.
+        length_penalty: Exponent of the length by which scores are divided; a higher value favors
+            longer translations.
+        nbest: Number of translations per line; above 1, lines are `line ||| text ||| score`.
+        score: File with reference translations: compute BLEU and chrF.
+        resume: Continue an interrupted run with the same output.
+        skip_bad: Leave invalid lines empty and list them in this file.
+        batch_tokens: Source tokens per batch. Default: chosen for the device.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
+        progress: Called with the stage, the lines done and their number.
+
+    Example:
+        >>> model = "runs/en-de/model"
+        >>> result = calque.translate_file(model, "news.en", output="news.de")  # doctest: +SKIP
+        >>> result.counts.n_lines  # doctest: +SKIP
+        3003
+    """
+    target = None if output is None or os.fspath(output) == "-" else Path(output)
+    skip_list = None if skip_bad is None else Path(skip_bad)
+    check_search(beams, length_penalty, nbest)
+    path = Path(file)
+    is_rereadable = os.fspath(file) != "-" and (path.is_file() or not path.exists())
+    if resume and (target is None or not is_rereadable):
+        raise InputError(
+            "only a run from a file to a file can be resumed",
+            fix="name the input file, and the output file with -o",
+        )
+    if score is not None:
+        if nbest > 1:
+            raise InputError("n-best lists cannot be scored", fix="drop --nbest or --score")
+        load_metrics()
+    inputs = [os.fspath(each) for each in (file, score) if each is not None]
+    if target is not None:
+        check_resumable_output(target, inputs, resume=resume)
+    check_skip_list(skip_list, inputs, target)
+    n_lines = count_input_lines(file, skip_bad=skip_list is not None)
+    references = None if score is None else _read_references(score, n_lines)
+    translator = Translator(
+        load_encoder(model, device, cls=Seq2Seq),
+        src_lang=src_lang,
+        tgt_lang=tgt_lang,
+        beams=beams,
+        length_penalty=length_penalty,
+        nbest=nbest,
+        batch_tokens=batch_tokens,
+    )
+    settings: dict[str, Any] = {INPUT_SIZE: n_lines}
+    if target is not None:
+        settings |= translator.describe() | {"skip_bad": skip_list is not None}
+    # A regular file is read back for scoring, so that the lines of an earlier run are included.
+    is_readable = target is not None and (target.is_file() or not target.exists())
+    translations: list[str] | None = None if references is None or is_readable else []
+    with ExitStack() as stack:
+        skipped = open_skip_list(skip_list, stack)
+        sink = stack.enter_context(open_sink(target, settings, resume=resume))
+        counts, n_resumed = write_translations(
+            translator,
+            read_lines(file, skipped, blank_bad=True),
+            sink,
+            suffix="" if target is None else target.suffix,
+            translations=translations,
+            n_lines=n_lines,
+            progress=progress,
+        )
+    scores = None
+    if references is not None:
+        if translations is None:
+            translations = list(read_lines(str(target)))
+        scores = score_translations(translations, references, translator.tgt_lang)
+    n_skipped = 0 if skipped is None else skipped.n_lines
+    return TranslateResult(target, counts, n_resumed, n_skipped, scores)
+
+
+def _read_references(path: PathLike, n_lines: int | None) -> list[str]:
+    references = list(read_lines(path))
+    if n_lines is not None and len(references) != n_lines:
+        raise InputError(
+            f"there are {len(references):,} references for {n_lines:,} lines",
+            file=path,
+            fix="provide one reference per line",
+        )
+    return references
+
+
+def check_search(beams: int, length_penalty: float, nbest: int) -> None:
+    """Raise InputError for options of the beam search that make no sense."""
+    if not math.isfinite(length_penalty):
+        raise InputError(f"the length penalty is {length_penalty}", fix="choose a finite number")
+    if nbest > beams:
+        raise InputError(
+            f"{nbest} translations are requested from {beams} beams",
+            fix="raise --beams or lower --nbest",
+        )
+
+
+def write_translations(
+    translator: Translator,
+    lines: Iterable[str],
+    sink: BlockSink,
+    *,
+    suffix: str = "",
+    translations: list[str] | None = None,
+    n_lines: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[TranslationCounts, int]:
+    """Translate lines into a sink; return the counts and how many lines an earlier run wrote.
+
+    The suffix of a file decides its compression. N-best lists have the format of Moses: the number
+    of the line, counted from 0, the translation and its score. The best translations are also
+    appended to the list `translations`, if there is one.
+    """
+    n_done = 0
+    for block in cut_blocks(lines, BLOCK_LINES, BLOCK_CHARACTERS):
+        if sink.begin_block("\n".join(block).encode()):
+            nbest_lists, counts = translator.translate_block(block)
+            text = "".join(
+                f"{each.text}\n"
+                if translator.nbest == 1
+                else f"{number} ||| {each.text} ||| {each.score or 0.0:.4f}\n"
+                for number, hypotheses in enumerate(nbest_lists, start=n_done)
+                for each in hypotheses
+            )
+            sink.append(compress_block(text.encode(), suffix), astuple(counts))
+            if translations is not None:
+                translations += [hypotheses[0].text for hypotheses in nbest_lists]
+        n_done += len(block)
+        if progress is not None:
+            progress("translating", n_done, n_lines)
+    total = sink.finish(compress_block(b"", suffix)) or (0,) * len(fields(TranslationCounts))
+    n_resumed = sink.counts_before[0] if sink.counts_before else 0
+    return TranslationCounts(*total), n_resumed
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One translation of a line; the score, the mean log-probability of its tokens, may be None."""
 
     text: str
     score: float | None = None
 
 
 class Translator:
-    """Translates blocks of lines; the order of lines is kept, whatever the order of batches."""
+    """Translate lines with an encoder-decoder model by beam search.
+
+    The search continues until no unfinished hypothesis scores better, at its current length, than
+    the worst of as many finished ones as there are beams. Stopping as soon as there are so many, as
+    some programs do, would favor short and wrong translations.
+
+    Args:
+        model: Folder or hub name of an encoder-decoder model, or a loaded one.
+        src_lang: Language of the text, which decides how long lines are split into sentences.
+        tgt_lang: Language to translate into, if the model has several.
+        beams: Number of beams.
+        length_penalty: Exponent of the length by which scores are divided; a higher value favors
+            longer translations.
+        nbest: Number of translations per line.
+        batch_tokens: Source tokens per batch. Default: chosen for the device.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, ...; not used for a loaded model.
+
+    Example:
+        >>> translator = calque.Translator("runs/en-de/model")  # doctest: +SKIP
+        >>> list(translator.translate(["Good morning!"]))  # doctest: +SKIP
+        ['Guten Morgen!']
+    """
 
     def __init__(
         self,
-        model: Seq2Seq,
-        search: Search | None = None,
+        model: str | Path | Seq2Seq,
         *,
-        target: str | None = None,
-        source: str | None = None,
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+        beams: int = 5,
+        length_penalty: float = 1.0,
+        nbest: int = 1,
         batch_tokens: int | None = None,
+        device: str = "auto",
     ) -> None:
-        """`target` is the language to write where there are several; `source` that of the text."""
-        self.model, self.search = model, search or Search()
-        self.start = model.start_token(target)
-        known = model.directions
-        self.target = target or (known[0][1] if known else "")
-        self.source = source or next((src for src, tgt in known if tgt == self.target), "en")
-        self.device = next(model.parameters()).device
+        check_search(beams, length_penalty, nbest)
+        self.model: Seq2Seq = load_encoder(model, device, cls=Seq2Seq)
+        self.start_token = self.model.start_token(tgt_lang)
+        directions = self.model.directions
+        self.tgt_lang = tgt_lang or (directions[0][1] if directions else "")
+        self.src_lang = src_lang or next(
+            (src for src, tgt in directions if tgt == self.tgt_lang), "en"
+        )
+        self.beams, self.length_penalty, self.nbest = beams, length_penalty, nbest
+        self.device = device_of(self.model)
         self.batch_tokens = batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
-        self.longest = max(1, int(SOURCE_SHARE * model.max_tokens) - 2)
-        lift_limits(model.tokenizer.backend_tokenizer)
+        self.max_source_tokens = max(1, int(SOURCE_FRACTION * self.model.max_tokens) - 2)
+        disable_truncation_and_padding(self.model.tokenizer.backend_tokenizer)
 
-    def translate(self, lines: Iterable[str]) -> Iterator[list[Candidate]]:
-        """Translate a stream of lines, in constant memory; the best translation comes first."""
+    def translate(self, lines: Iterable[str]) -> Iterator[str]:
+        """Return the best translation of every line of a stream, in constant memory."""
+        return (hypotheses[0].text for hypotheses in self.translate_nbest(lines))
+
+    def translate_nbest(self, lines: Iterable[str]) -> Iterator[list[Hypothesis]]:
+        """Return the `nbest` best translations of every line of a stream, the best first."""
         if isinstance(lines, str):
-            raise InputError("one string was given for lines", fix="give a list: [text]")
+            raise InputError("the lines are a single string", fix="pass a list of strings: [text]")
         for block in cut_blocks(lines, BLOCK_LINES, BLOCK_CHARACTERS):
             yield from self.translate_block(block)[0]
 
-    def translate_block(self, lines: list[str]) -> tuple[list[list[Candidate]], TranslateReport]:
-        """Translate some lines at once; an empty line has empty translations."""
+    def translate_block(self, lines: list[str]) -> tuple[list[list[Hypothesis]], TranslationCounts]:
+        """Translate lines at once; the translations of an empty line are empty."""
+        tokenizer = self.model.tokenizer
         segments = split_lines_for_translation(
-            self.model.tokenizer, lines, self.longest, self.source
+            tokenizer, lines, self.max_source_tokens, self.src_lang
         )
-        found: list[list[Candidate]] = [[] for _ in segments.ids]
+        found: list[list[Hypothesis]] = [[] for _ in segments.ids]
         n_unfinished = n_written = 0
-        waiting = self.plan_batches(segments.lengths)[::-1]
-        while waiting:
-            rows = waiting.pop()
-            written, scores = self._try([segments.ids[row] for row in rows])
-            if written is None:
-                waiting += halve(rows)
+        batches = self.plan_batches(segments.lengths)[::-1]
+        while batches:
+            rows = batches.pop()
+            try:
+                output_ids, scores = self.generate([segments.ids[row] for row in rows])
+            except torch.OutOfMemoryError:
+                output_ids = None
+            if output_ids is None:  # outside of the handler, where the error holds no memory
+                batches += halve_batch(rows)
                 continue
-            is_whole = (written[:, 1:] == self.model.tokenizer.sep_token_id).any(1)
-            n_unfinished += int((~is_whole[:: self.search.n_best]).sum())
-            best = written[:: self.search.n_best, 1:]
-            n_written += int((best != self.model.tokenizer.pad_token_id).sum())
-            for row, group in zip(rows.tolist(), self._decode(written, scores), strict=True):
-                found[row] = group
-        report = TranslateReport(
-            len(lines),
-            segments.n_empty,
-            segments.n_long,
-            segments.n_long_sentences,
-            len(segments.ids),
-            n_unfinished,
-            int(segments.lengths.sum()),
-            n_written,
+            best = output_ids[:: self.nbest, 1:]
+            n_unfinished += int((~(best == tokenizer.sep_token_id).any(1)).sum())
+            n_written += int((best != tokenizer.pad_token_id).sum())
+            for row, hypotheses in zip(rows, self._decode(output_ids, scores), strict=True):
+                found[row] = hypotheses
+        counts = TranslationCounts(
+            n_lines=len(lines),
+            n_empty=segments.n_empty,
+            n_long=segments.n_long,
+            n_cut=segments.n_long_sentences,
+            n_segments=len(segments.ids),
+            n_unfinished=n_unfinished,
+            n_read=int(segments.lengths.sum()),
+            n_written=n_written,
         )
-        return self._join(segments, found), report
+        return self._join(segments, found), counts
 
     def plan_batches(self, lengths: IntArray) -> list[IntArray]:
-        """Group segments of like length, longest first."""
-        share = SCORED_SHARE if self.search.n_best > 1 else 1
-        return bucket_batches(lengths + 2, max(1, self.batch_tokens // share))
+        """Return batches of segments with similar length, the longest first."""
+        divisor = SCORED_BATCH_DIVISOR if self.nbest > 1 else 1
+        return batch_by_length(lengths + 2, max(1, self.batch_tokens // divisor))
 
     @torch.inference_mode()
     def generate(self, sources: Sequence[IntArray]) -> tuple[Tensor, list[float] | None]:
-        """Search for the translations of a batch: rows of tokens, those of one source together."""
+        """Return the token ids and the scores of the translations of a batch, source by source."""
         ids = self.pad(sources).to(self.device, non_blocking=True)
-        limits = torch.tensor([self.limit(len(source) + 2) for source in sources])
-        search, scored = self.search, self.search.n_best > 1
+        limits = torch.tensor([self.max_length(len(source) + 2) for source in sources])
+        with_scores = self.nbest > 1
         model: Any = self.model.model
         result = model.generate(
             input_ids=ids,
             attention_mask=(ids != self.model.tokenizer.pad_token_id).long(),
-            decoder_start_token_id=self.start,
-            num_beams=search.beams,
-            num_return_sequences=search.n_best,
-            length_penalty=search.length_penalty if search.beams > 1 else None,
+            decoder_start_token_id=self.start_token,
+            num_beams=self.beams,
+            num_return_sequences=self.nbest,
+            length_penalty=self.length_penalty if self.beams > 1 else None,
             do_sample=False,
             max_new_tokens=int(limits.max()),
-            stopping_criteria=[end_at(limits.to(self.device))],
+            stopping_criteria=[stop_at(limits.to(self.device))],
             return_dict_in_generate=True,
-            output_scores=scored,
+            output_scores=with_scores,
         )
-        scores = result.sequences_scores.tolist() if scored else None
+        scores = result.sequences_scores.tolist() if with_scores else None
         return result.sequences.cpu(), scores
 
-    def _try(self, sources: Sequence[IntArray]) -> tuple[Tensor | None, list[float] | None]:
-        """Search, if there is memory for it; what an error holds on to is free afterwards."""
-        try:
-            return self.generate(sources)
-        except torch.OutOfMemoryError:
-            return None, None
-
     def pad(self, sources: Sequence[IntArray]) -> Tensor:
-        """Put marks around sequences, and padding after the shorter ones."""
+        """Return sequences with special tokens and padding as one tensor."""
         tokenizer = self.model.tokenizer
-        n_most = max(len(source) for source in sources) + 2
-        ids = torch.full((len(sources), n_most), int(tokenizer.pad_token_id or 0))
+        n_tokens = max(len(source) for source in sources) + 2
+        ids = torch.full((len(sources), n_tokens), int(tokenizer.pad_token_id or 0))
         for row, source in zip(ids, sources, strict=True):
             row[0] = int(tokenizer.cls_token_id or 0)
             row[1 : len(source) + 1] = torch.from_numpy(source)
             row[len(source) + 1] = int(tokenizer.sep_token_id or 0)
         return ids.pin_memory() if self.device.type == "cuda" else ids
 
-    def limit(self, n_source: int) -> int:
-        """Give the most tokens that a translation of so many may have, marks included."""
-        return min(int(MAX_RATIO * n_source) + MAX_EXTRA, self.model.max_tokens - 1)
+    def max_length(self, n_source: int) -> int:
+        """Return the maximum length of a translation, both lengths with special tokens."""
+        return min(int(MAX_LENGTH_RATIO * n_source) + MAX_EXTRA_TOKENS, self.model.max_tokens - 1)
 
-    def _decode(self, written: Tensor, scores: list[float] | None) -> list[list[Candidate]]:
-        """Turn tokens into text, n-best lists apart; a line break would be another line."""
-        texts = self.model.tokenizer.batch_decode(written, skip_special_tokens=True)
-        lines = [" ".join(text.splitlines()).strip() for text in texts]
-        every = [
-            Candidate(line, None if scores is None else scores[number])
-            for number, line in enumerate(lines)
+    def describe(self) -> dict[str, Any]:
+        """Return all settings that the translations depend on, for runs that are resumed."""
+        from calque import __version__
+
+        return {
+            "calque": __version__,
+            "model": fingerprint(self.model.folder),
+            "device": self.device.type,
+            "tgt_lang": self.tgt_lang,
+            "src_lang": self.src_lang,
+            "beams": self.beams,
+            "length_penalty": self.length_penalty,
+            "nbest": self.nbest,
+            "batch_tokens": self.batch_tokens,
+        }
+
+    def _decode(self, output_ids: Tensor, scores: list[float] | None) -> list[list[Hypothesis]]:
+        """Return the text of token ids as n-best lists; line breaks become spaces."""
+        texts = self.model.tokenizer.batch_decode(output_ids, skip_special_tokens=True)
+        hypotheses = [
+            Hypothesis(" ".join(text.splitlines()).strip(), scores[row] if scores else None)
+            for row, text in enumerate(texts)
         ]
-        step = self.search.n_best
-        return [every[first : first + step] for first in range(0, len(every), step)]
+        starts = range(0, len(hypotheses), self.nbest)
+        return [hypotheses[start : start + self.nbest] for start in starts]
 
-    def _join(self, segments: TextWindows, found: list[list[Candidate]]) -> list[list[Candidate]]:
-        """Put the translations of a line's segments together: all best ones, all second ones."""
-        groups: list[list[list[Candidate]]] = [[] for _ in range(segments.n_lines)]
-        for owner, group in zip(segments.line_numbers.tolist(), found, strict=True):
-            groups[owner].append(group)
-        gap = "" if find_code(self.target) in UNSPACED else " "
+    def _join(self, segments: TextWindows, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Join the translations of the segments of every line."""
+        lines: list[list[list[Hypothesis]]] = [[] for _ in range(segments.n_lines)]
+        for number, hypotheses in zip(segments.line_numbers.tolist(), found, strict=True):
+            lines[number].append(hypotheses)
+        separator = "" if language_code(self.tgt_lang) in NO_SENTENCE_SPACE else " "
         return [
-            group[0] if len(group) == 1 else join_parts(group, gap, self.search.n_best)
-            for group in groups
+            parts[0] if len(parts) == 1 else join_parts(parts, separator, self.nbest)
+            for parts in lines
         ]
 
 
-def join_parts(parts: Sequence[list[Candidate]], gap: str, n_best: int) -> list[Candidate]:
-    """Join the translations of consecutive segments, rank by rank; scores are averaged.
+def join_parts(parts: Sequence[list[Hypothesis]], separator: str, nbest: int) -> list[Hypothesis]:
+    """Join the translations of consecutive segments rank by rank, and average their scores.
 
-    >>> a, b = Candidate("Ja.", -0.5), Candidate("Nein.", -1.5)
+    >>> a, b = Hypothesis("Ja.", -0.5), Hypothesis("Nein.", -1.5)
     >>> join_parts([[a], [b]], " ", 1)
-    [Candidate(text='Ja. Nein.', score=-1.0)]
+    [Hypothesis(text='Ja. Nein.', score=-1.0)]
     """
     if not parts:
-        return [Candidate("", 0.0 if n_best > 1 else None)] * n_best
+        return [Hypothesis("", 0.0 if nbest > 1 else None)] * nbest
     joined = []
-    for rank in zip(*parts, strict=True):
-        scores = [each.score for each in rank if each.score is not None]
+    for hypotheses in zip(*parts, strict=True):
+        scores = [each.score for each in hypotheses if each.score is not None]
         mean = sum(scores) / len(scores) if scores else None
-        joined.append(Candidate(gap.join(each.text for each in rank if each.text), mean))
+        text = separator.join(each.text for each in hypotheses if each.text)
+        joined.append(Hypothesis(text, mean))
     return joined
 
 
-def end_at(limits: Int[Tensor, "sources"]) -> Callable[..., Bool[Tensor, "rows"]]:
-    """End every search at a length of its own: what else is in the batch must not matter.
+def stop_at(limits: Int[Tensor, "sources"]) -> Callable[..., Bool[Tensor, "rows"]]:
+    """Return a stopping criterion with a maximum length for every source.
 
-    The rows that Hugging Face asks about are those of the first source, then of the second.
+    So a translation does not depend on the other sources in its batch. The rows that Hugging Face
+    passes are those of the first source, then of the second, and so on.
     """
 
-    def is_over(ids: Int[Tensor, "rows tokens"], *_: Any, **__: Any) -> Bool[Tensor, "rows"]:
-        n_written = ids.shape[1] - 1  # without the token to begin with
+    def is_done(ids: Int[Tensor, "rows tokens"], *_: Any, **__: Any) -> Bool[Tensor, "rows"]:
+        n_written = ids.shape[1] - 1  # without the start token
         return (n_written >= limits).repeat_interleave(len(ids) // len(limits))
 
-    return is_over
+    return is_done
 
 
-def halve(rows: IntArray) -> list[IntArray]:
-    """Cut a batch that was too large in two, the first part last; one line cannot be cut."""
+def halve_batch(rows: IntArray) -> list[IntArray]:
+    """Split a batch that was too large for the memory into two, the first half last."""
     if len(rows) == 1:
-        raise InputError("one line does not fit into memory", fix="lower --beams, or use the CPU")
+        raise InputError(
+            "a single line does not fit into memory", fix="lower --beams, or use the CPU"
+        )
     torch.cuda.empty_cache()
     return [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
-
-
-def write_translations(
-    translator: Translator,
-    lines: Iterable[str],
-    sink: LinkSink,
-    *,
-    suffix: str = "",
-    on_block: Callable[[int], None] | None = None,
-) -> tuple[TranslateReport, int]:
-    """Translate a stream of lines into a sink; also give how many were there before.
-
-    A file's suffix decides its compression. N-best lists have the number of the line, counted from
-    0, before every translation and the score after it, as Moses writes them.
-    """
-    first = 0
-    for block in cut_blocks(lines, BLOCK_LINES, BLOCK_CHARACTERS):
-        if sink.wants("\n".join(block).encode()):
-            found, report = translator.translate_block(block)
-            text = "".join(_format(first, found, translator.search.n_best))
-            sink.append(pack_block(text.encode(), suffix), astuple(report))
-        first += len(block)
-        if on_block is not None:
-            on_block(len(block))
-    figures = sink.finish(pack_block(b"", suffix)) or (0,) * len(fields(TranslateReport))
-    n_before = sink.figures_before[0] if sink.figures_before else 0
-    return TranslateReport(*figures), n_before
-
-
-def _format(first: int, found: Sequence[Sequence[Candidate]], n_best: int) -> Iterator[str]:
-    for number, group in enumerate(found, start=first):
-        for each in group:
-            yield each.text + "\n" if n_best == 1 else _format_ranked(number, each)
-
-
-def _format_ranked(number: int, translation: Candidate) -> str:
-    return f"{number} ||| {translation.text} ||| {translation.score or 0.0:.4f}\n"

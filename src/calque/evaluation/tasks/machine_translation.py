@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from calque.errors import InputError
 from calque.evaluation.records import LanguageScores
-from calque.io.conllu import spread
+from calque.io.conllu import sample_evenly
 from calque.io.files import read_lines
 from calque.translation.bleu import (
     TranslationScores,
@@ -72,11 +72,11 @@ def measure_translation(
 ) -> TranslationScores:
     """Translate a test set and score it; `on_progress` is told of lines as they are done."""
     best = []
-    for group in translator.translate(sources):
-        best.append(group[0].text)
+    for translation in translator.translate(sources):
+        best.append(translation)
         if on_progress is not None:
             on_progress(1)
-    return score_translations(best, references, translator.target)
+    return score_translations(best, references, translator.tgt_lang)
 
 
 def list_directions(data: Path, settings: TaskSettings, *, task: str) -> list[str]:
@@ -120,7 +120,7 @@ def measure_translations(
     tests = {}
     for src, tgt in directions:
         lines = list(zip(*read_test_set(files[src], files[tgt]), strict=True))
-        tests[src, tgt] = spread(lines, settings.test_examples)
+        tests[src, tgt] = sample_evenly(lines, settings.test_examples)
     n_all, n_done = sum(map(len, tests.values())), 0
 
     def tell(n_lines: int) -> None:
@@ -130,7 +130,7 @@ def measure_translations(
 
     outcomes = []
     for (src, tgt), lines in tests.items():
-        translator = Translator(model, target=tgt, source=src)
+        translator = Translator(model, tgt_lang=tgt, src_lang=src)
         sources, references = zip(*lines, strict=True)
         found = measure_translation(translator, sources, references, on_progress=tell)
         counts = {"directions_not_taught": len(asked) - len(directions)}

@@ -1,4 +1,4 @@
-"""Translating lines: order kept, long lines split, and the very words that `generate()` gives."""
+"""Translation: order of lines, long lines, and the same words as `generate()`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.toy_tokenizers import KINDS, make_tokenizer
 
 from calque.errors import InputError
 from calque.models.encoder import Encoder
-from calque.models.seq2seq import DecoderPlan, Seq2Seq, build_seq2seq, start_afresh
-from calque.tokens.windows import cut_segments, cut_windows
-from calque.translation import translate as tool
-from calque.translation.translate import Candidate, Search, Translator, join_parts
+from calque.models.seq2seq import DecoderPlan, Seq2Seq, build_seq2seq, random_weights
+from calque.tokens.windows import split_lines_for_translation, split_tokens
+from calque.translation import translate
+from calque.translation.translate import Hypothesis, Translator, join_parts
 
 Pairs = list[tuple[str, str]]
 
@@ -32,33 +32,30 @@ def model(translator_folder: Path) -> Seq2Seq:
 
 @pytest.fixture(scope="module")
 def translator(model: Seq2Seq) -> Translator:
-    return Translator(model, target="de")
+    return Translator(model, tgt_lang="de")
 
 
-def best(translator: Translator, lines: list[str]) -> list[str]:
-    return [group[0].text for group in translator.translate(lines)]
-
-
-def test_training_pairs_come_back_both_ways(model: Seq2Seq, taught_pairs: Pairs) -> None:
+def test_training_pairs_in_both_directions(model: Seq2Seq, taught_pairs: Pairs) -> None:
     english, german = ([pair[side] for pair in taught_pairs] for side in (0, 1))
-    assert best(Translator(model, target="de"), english) == german
-    assert best(Translator(model, target="en"), german) == english
+    assert list(Translator(model, tgt_lang="de").translate(english)) == german
+    assert list(Translator(model, tgt_lang="en").translate(german)) == english
 
 
-def test_lines_keep_their_order_whatever_the_batches_and_blocks(
+def test_the_order_of_lines_does_not_depend_on_batches(
     model: Seq2Seq, taught_pairs: Pairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [src for src, _ in taught_pairs] * 3
     wanted = [tgt for _, tgt in taught_pairs] * 3
-    monkeypatch.setattr(tool, "BLOCK_LINES", 5)
+    monkeypatch.setattr(translate, "BLOCK_LINES", 5)
     for batch_tokens in (1, 60, 10_000):
-        assert best(Translator(model, target="de", batch_tokens=batch_tokens), lines) == wanted
+        translator = Translator(model, tgt_lang="de", batch_tokens=batch_tokens)
+        assert list(translator.translate(lines)) == wanted
 
 
-def test_lines_stream_in_blocks(
+def test_lines_are_read_block_by_block(
     translator: Translator, taught_pairs: Pairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tool, "BLOCK_LINES", 2)
+    monkeypatch.setattr(translate, "BLOCK_LINES", 2)
     n_read = 0
 
     def read() -> Iterator[str]:
@@ -68,7 +65,7 @@ def test_lines_stream_in_blocks(
             yield src
 
     stream = translator.translate(read())
-    assert next(stream)[0].text == taught_pairs[0][1]
+    assert next(stream) == taught_pairs[0][1]
     assert n_read == 2
 
 
@@ -78,7 +75,7 @@ def test_empty_lines_stay_empty_and_in_place(translator: Translator, taught_pair
     wanted = ["", taught_pairs[0][1], "", taught_pairs[1][1], ""]
     assert [group[0].text for group in found] == wanted
     assert (report.n_lines, report.n_empty, report.n_segments, report.n_unfinished) == (5, 3, 2, 0)
-    assert translator.translate_block([]) == ([], tool.TranslateReport())
+    assert translator.translate_block([]) == ([], translate.TranslationCounts())
 
 
 def test_long_lines_are_split_by_sentence_and_joined(
@@ -92,14 +89,16 @@ def test_long_lines_are_split_by_sentence_and_joined(
     assert (report.n_long, report.n_cut, report.n_segments) == (1, 0, len(ended) + 1)
 
 
-def test_a_sentence_longer_than_the_model_is_cut_between_words(
+def test_very_long_sentences_are_split_between_words(
     translator: Translator, taught_pairs: Pairs
 ) -> None:
     endless = " ".join(src.rstrip(".!?") for src, _ in taught_pairs)
-    segments = cut_segments(translator.model.tokenizer, [endless], translator.longest, "en")
-    assert segments.n_cut == 1
+    segments = split_lines_for_translation(
+        translator.model.tokenizer, [endless], translator.max_source_tokens, "en"
+    )
+    assert segments.n_long_sentences == 1
     assert len(segments.ids) > 1
-    assert segments.lengths.max() <= translator.longest
+    assert segments.lengths.max() <= translator.max_source_tokens
     decoded = [translator.model.tokenizer.decode(ids) for ids in segments.ids]
     assert " ".join(decoded).split() == endless.split()
     found, report = translator.translate_block([endless])
@@ -109,12 +108,12 @@ def test_a_sentence_longer_than_the_model_is_cut_between_words(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("longest", [7, 8, 9])
-def test_no_character_is_cut_in_two(kind: str, longest: int, demo_rows: Any) -> None:
-    """A vocabulary of bytes has three tokens for a Chinese character that it does not know."""
+def test_characters_are_not_split(kind: str, longest: int, demo_rows: Any) -> None:
+    """A byte-level vocabulary has three tokens for an unknown Chinese character."""
     tokenizer = make_tokenizer(kind, [english for _, english, _ in demo_rows] + ["请坐下休"], 300)
     text = "请坐下休息一下再走好不好" * 4 + " and then " + "我们的客人几分钟后就到" * 2
-    segments = cut_segments(tokenizer, [text], longest, "zh")
-    assert segments.n_cut == 1
+    segments = split_lines_for_translation(tokenizer, [text], longest, "zh")
+    assert segments.n_long_sentences == 1
     assert segments.lengths.max() <= longest
     whole = tokenizer.encode(text, add_special_tokens=False)
     assert np.concatenate(segments.ids).tolist() == whole
@@ -126,7 +125,7 @@ def test_no_character_is_cut_in_two(kind: str, longest: int, demo_rows: Any) -> 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 9))
 def test_windows_cover_all_tokens(flags: list[bool], longest: int) -> None:
     ids = np.arange(len(flags))
-    windows = cut_windows(ids, longest, np.array(flags))
+    windows = split_tokens(ids, longest, np.array(flags))
     assert np.concatenate(windows).tolist() == ids.tolist()
     assert max(map(len, windows)) <= longest
     for window in windows[1:]:
@@ -134,14 +133,14 @@ def test_windows_cover_all_tokens(flags: list[bool], longest: int) -> None:
         assert flags[first] or not any(flags[first - longest + 1 : first + 1])
 
 
-def test_it_is_what_generate_gives(model: Seq2Seq, taught_pairs: Pairs) -> None:
-    """Unknown sentences too, in Hugging Face's own padding and on its own attention."""
+def test_same_translations_as_generate(model: Seq2Seq, taught_pairs: Pairs) -> None:
+    """Also for new sentences, with the padding and the attention of Hugging Face."""
     from transformers import AutoTokenizer, EncoderDecoderModel
 
     lines = [" ".join(src.split()[1:]) for src, _ in taught_pairs] + ["Who is it?", "No"]
     bare = EncoderDecoderModel.from_pretrained(model.folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(model.folder)
-    translator = Translator(model, Search(4, length_penalty=0.6), target="en", batch_tokens=10_000)
+    translator = Translator(model, beams=4, length_penalty=0.6, tgt_lang="en", batch_tokens=10_000)
     encoded = tokenizer(lines, padding=True, return_tensors="pt")
     written = bare.generate(
         input_ids=encoded["input_ids"],
@@ -149,42 +148,46 @@ def test_it_is_what_generate_gives(model: Seq2Seq, taught_pairs: Pairs) -> None:
         num_beams=4,
         length_penalty=0.6,
         decoder_start_token_id=tokenizer.convert_tokens_to_ids("<2en>"),
-        max_new_tokens=translator.limit(encoded["input_ids"].shape[1]),
+        max_new_tokens=translator.max_length(encoded["input_ids"].shape[1]),
     )
     wanted = [text.strip() for text in tokenizer.batch_decode(written, skip_special_tokens=True)]
-    assert best(translator, lines) == wanted
+    assert list(translator.translate(lines)) == wanted
 
 
-@pytest.mark.parametrize("search", [Search(1), Search(3), Search(3, 0.5, n_best=2)])
-def test_a_translation_without_end_is_as_long_as_its_own_source_allows(
-    search: Search, tiny_encoder: Encoder
+@pytest.mark.parametrize(
+    ("beams", "length_penalty", "nbest"), [(1, 1.0, 1), (3, 1.0, 1), (3, 0.5, 2)]
+)
+def test_the_maximum_length_does_not_depend_on_the_batch(
+    beams: int, length_penalty: float, nbest: int, tiny_encoder: Encoder
 ) -> None:
-    """A model that knows nothing writes on and on: each line as Hugging Face writes it alone."""
+    """A random model never stops: each line is what Hugging Face generates for it alone."""
     from transformers import EncoderDecoderModel
 
-    plan, start = DecoderPlan(tie="all"), start_afresh(tiny_encoder.config)
-    ignorant = build_seq2seq(plan, start, tiny_encoder.tokenizer).eval()
-    bare: Any = ignorant.model
+    plan, start = DecoderPlan(tie="all"), random_weights(tiny_encoder.config)
+    random_model = build_seq2seq(plan, start, tiny_encoder.tokenizer).eval()
+    bare: Any = random_model.model
     assert isinstance(bare, EncoderDecoderModel)
     lines = ["No", "Who is it?", "He asked me who had painted the picture."]
-    translator = Translator(ignorant, search, batch_tokens=10_000)
-    groups = list(translator.translate(lines))
+    translator = Translator(
+        random_model, beams=beams, length_penalty=length_penalty, nbest=nbest, batch_tokens=10_000
+    )
+    groups = list(translator.translate_nbest(lines))
     for line, group in zip(lines, groups, strict=True):
-        encoded = ignorant.tokenizer(line, return_tensors="pt")["input_ids"]
+        encoded = random_model.tokenizer(line, return_tensors="pt")["input_ids"]
         written = bare.generate(
             input_ids=encoded,
             attention_mask=torch.ones_like(encoded),
-            num_beams=search.beams,
-            num_return_sequences=search.n_best,
-            length_penalty=search.length_penalty if search.beams > 1 else None,
+            num_beams=beams,
+            num_return_sequences=nbest,
+            length_penalty=length_penalty if beams > 1 else None,
             max_new_tokens=2 * encoded.shape[1] + 20,
         )
-        texts = ignorant.tokenizer.batch_decode(written, skip_special_tokens=True)
+        texts = random_model.tokenizer.batch_decode(written, skip_special_tokens=True)
         assert [each.text for each in group] == [text.strip() for text in texts]
-        assert written.shape[1] == 1 + 2 * encoded.shape[1] + 20  # it has no end
+        assert written.shape[1] == 1 + 2 * encoded.shape[1] + 20  # the maximum length
 
 
-def test_anyone_s_decoder_may_be_shorter_than_its_encoder(
+def test_a_decoder_with_fewer_positions_than_the_encoder(
     tiny_encoder: Encoder, taught_pairs: Pairs, tmp_path: Path
 ) -> None:
     from transformers import AutoModel, AutoModelForCausalLM, EncoderDecoderModel
@@ -201,27 +204,27 @@ def test_anyone_s_decoder_may_be_shorter_than_its_encoder(
     model = Seq2Seq.load(tmp_path)
     assert model.max_tokens == 20
     lines = [src for src, _ in taught_pairs] + [" ".join(src for src, _ in taught_pairs)]
-    found, report = Translator(model, Search(beams=2)).translate_block(lines)
+    found, report = Translator(model, beams=2).translate_block(lines)
     assert len(found) == len(lines)
     assert report.n_segments > report.n_lines == len(lines)
 
 
-def test_n_best_lists_begin_with_the_best(model: Seq2Seq, taught_pairs: Pairs) -> None:
+def test_n_best_lists(model: Seq2Seq, taught_pairs: Pairs) -> None:
     line = taught_pairs[0][0]
-    alone = best(Translator(model, target="de"), [line])
-    (group,) = Translator(model, Search(n_best=3), target="de").translate([line])
+    alone = list(Translator(model, tgt_lang="de").translate([line]))
+    (group,) = Translator(model, nbest=3, tgt_lang="de").translate_nbest([line])
     assert len(group) == 3
     assert group[0].text == alone[0]
     scores = [each.score for each in group]
     assert all(score is not None and score < 0 for score in scores)
     assert scores == sorted(scores, key=lambda score: -(score or 0))
-    empty = next(Translator(model, Search(n_best=3), target="de").translate([""]))
+    empty = next(Translator(model, nbest=3, tgt_lang="de").translate_nbest([""]))
     assert [each.text for each in empty] == ["", "", ""]
 
 
 def test_scores_are_mean_log_probabilities(model: Seq2Seq, taught_pairs: Pairs) -> None:
-    """Against a pass of the model over what it wrote."""
-    translator = Translator(model, Search(n_best=2), target="de")
+    """Compare with the log-probabilities of a forward pass over the translation."""
+    translator = Translator(model, nbest=2, tgt_lang="de")
     src = taught_pairs[2][0]
     ids = model.tokenizer(src, add_special_tokens=False)["input_ids"]
     written, scores = translator.generate([np.array(ids)])
@@ -235,37 +238,37 @@ def test_scores_are_mean_log_probabilities(model: Seq2Seq, taught_pairs: Pairs) 
         assert score == pytest.approx(float(likely) / (tokens.shape[1] - 1), rel=1e-4)
 
 
-def test_parts_without_spaces_between_them() -> None:
-    parts = [[Candidate("はい。")], [Candidate("")], [Candidate("いいえ。")]]
-    assert join_parts(parts, "", 1) == [Candidate("はい。いいえ。")]
-    assert join_parts([], " ", 2) == [Candidate("", 0.0)] * 2
+def test_joining_parts() -> None:
+    parts = [[Hypothesis("はい。")], [Hypothesis("")], [Hypothesis("いいえ。")]]
+    assert join_parts(parts, "", 1) == [Hypothesis("はい。いいえ。")]
+    assert join_parts([], " ", 2) == [Hypothesis("", 0.0)] * 2
 
 
 @pytest.mark.parametrize(
     ("target", "gap"),
     [("zho", ""), ("ja", ""), ("zh_Hant", ""), ("th", " "), ("tha", " "), ("my", " "), ("de", " ")],
 )
-def test_sentences_are_joined_as_the_language_does(
+def test_the_separator_of_sentences_depends_on_the_language(
     translator: Translator, target: str, gap: str
 ) -> None:
-    """Thai has no spaces between words, but between sentences."""
-    segments = cut_segments(translator.model.tokenizer, ["A. B."], 99, "en")
-    twice = replace(segments, ids=segments.ids * 2, owners=np.array([0, 0]))
+    """Thai has spaces between sentences, but not between words."""
+    segments = split_lines_for_translation(translator.model.tokenizer, ["A. B."], 99, "en")
+    twice = replace(segments, ids=segments.ids * 2, line_numbers=np.array([0, 0]))
     writer = copy.copy(translator)
-    writer.target = target
-    parts = [[Candidate("x.")], [Candidate("y.")]]
-    assert writer._join(twice, parts) == [[Candidate(f"x.{gap}y.")]]
+    writer.tgt_lang = target
+    parts = [[Hypothesis("x.")], [Hypothesis("y.")]]
+    assert writer._join(twice, parts) == [[Hypothesis(f"x.{gap}y.")]]
 
 
-def test_an_unfinished_translation_is_counted(
+def test_unfinished_translations_are_counted(
     model: Seq2Seq, taught_pairs: Pairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Translator, "limit", lambda self, n_source: 3)
-    _, report = Translator(model, target="de").translate_block([src for src, _ in taught_pairs])
+    monkeypatch.setattr(Translator, "max_length", lambda self, n_source: 3)
+    _, report = Translator(model, tgt_lang="de").translate_block([src for src, _ in taught_pairs])
     assert report.n_unfinished == len(taught_pairs)
 
 
-def test_a_batch_too_large_for_memory_is_cut_in_two(
+def test_a_batch_too_large_for_the_memory_is_halved(
     model: Seq2Seq, taught_pairs: Pairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generate, sizes = Translator.generate, []
@@ -277,37 +280,36 @@ def test_a_batch_too_large_for_memory_is_cut_in_two(
         return generate(self, sources)
 
     monkeypatch.setattr(Translator, "generate", fill_memory)
-    translator = Translator(model, target="de", batch_tokens=10_000)
-    assert best(translator, [src for src, _ in taught_pairs]) == [tgt for _, tgt in taught_pairs]
+    translator = Translator(model, tgt_lang="de", batch_tokens=10_000)
+    sources, wanted = zip(*taught_pairs, strict=True)
+    assert tuple(translator.translate(sources)) == wanted
     assert sizes == [8, 4, 2, 2, 4, 2, 2]
-    with pytest.raises(InputError, match="one line does not fit into memory"):
-        tool.halve(np.array([3]))
+    with pytest.raises(InputError, match="a single line does not fit into memory"):
+        translate.halve_batch(np.array([3]))
 
 
-def test_mistakes_are_said(model: Seq2Seq) -> None:
-    with pytest.raises(InputError, match=r"several languages.*name one of de, en"):
+def test_invalid_options(model: Seq2Seq) -> None:
+    with pytest.raises(InputError, match=r"several languages.*choose one of de, en"):
         Translator(model)
-    with pytest.raises(InputError, match=r"does not write fr \(name one of de, en\)"):
-        Translator(model, target="fr")
-    with pytest.raises(InputError, match="--length-penalty nan"):
-        Search(length_penalty=float("nan"))
-    with pytest.raises(InputError, match="the 3 best of 2 beams"):
-        Search(beams=2, n_best=3)
-    with pytest.raises(InputError, match="one string was given"):
-        list(Translator(model, target="de").translate("Hello."))
+    with pytest.raises(InputError, match=r"does not translate into fr \(choose one of de, en\)"):
+        Translator(model, tgt_lang="fr")
+    with pytest.raises(InputError, match="the length penalty is nan"):
+        Translator(model, length_penalty=float("nan"))
+    with pytest.raises(InputError, match="3 translations are requested from 2 beams"):
+        Translator(model, beams=2, nbest=3)
+    with pytest.raises(InputError, match="a single string"):
+        list(Translator(model, tgt_lang="de").translate("Hello."))
 
 
-def test_the_languages_are_those_of_a_direction_that_was_taught(
-    model: Seq2Seq, tiny_encoder: Encoder
-) -> None:
-    """How a long line is split is up to the language that is read, not to the first one known."""
-    found = {target: Translator(model, target=target).source for target in ("de", "en")}
+def test_default_languages_are_a_training_direction(model: Seq2Seq, tiny_encoder: Encoder) -> None:
+    """Long lines are split by the rules of the source language of that direction."""
+    found = {target: Translator(model, tgt_lang=target).src_lang for target in ("de", "en")}
     assert found == {"de": "en", "en": "de"}
     for plan in (DecoderPlan(), DecoderPlan(languages=("fr", "de"))):
-        one = build_seq2seq(plan, start_afresh(tiny_encoder.config), tiny_encoder.tokenizer)
-        one.learn_directions([("en", "de")])
+        one = build_seq2seq(plan, random_weights(tiny_encoder.config), tiny_encoder.tokenizer)
+        one.add_directions([("en", "de")])
         translator = Translator(one)
-        assert (translator.source, translator.target) == ("en", "de")
-        assert translator.start == one.targets.get("de", 0)
-        with pytest.raises(InputError, match=r"does not write ja \(name one of"):
-            Translator(one, target="ja")
+        assert (translator.src_lang, translator.tgt_lang) == ("en", "de")
+        assert translator.start_token == one.start_tokens.get("de", 0)
+        with pytest.raises(InputError, match=r"does not translate into ja \(choose one of"):
+            Translator(one, tgt_lang="ja")

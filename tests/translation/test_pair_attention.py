@@ -1,4 +1,4 @@
-"""Attention between sentences against the weights that Hugging Face gives."""
+"""Attention between sentences compared with the weights that Hugging Face returns."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from transformers import (
 from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
-from calque.models.veco import FULL, Veco
-from calque.translation.pair_attention import read_pair
+from calque.models.veco import VECO_FOLDER, Veco
+from calque.translation.pair_attention import pair_attention
 
 SRC, TGT = "The rumor may be true.", "Das Gerücht könnte wahr sein."
 
 
-def fill(encoder: Encoder) -> Encoder:
-    """Large weights, so that attention is not even."""
+def set_large_weights(encoder: Encoder) -> Encoder:
+    """Draw large weights, so that attention is not uniform."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, parameter in encoder.model.named_parameters():
@@ -39,9 +39,9 @@ def fill(encoder: Encoder) -> Encoder:
 
 @pytest.fixture(scope="module")
 def folder(tiny_encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished VECO model: the encoder, and the whole inside."""
+    """A published VECO model: the encoder, and the full model in a folder inside."""
     start = Veco.plug(tiny_encoder, "random", torch.Generator().manual_seed(1))
-    veco = fill(start)
+    veco = set_large_weights(start)
     found = tmp_path_factory.mktemp("veco")
     veco.publish(found, dtype=torch.float32, state=veco.model.state_dict())
     return found
@@ -52,7 +52,7 @@ def average_heads(attentions: Any) -> np.ndarray:
     return found
 
 
-def test_self_attention_is_that_of_the_pair(
+def test_self_attention_of_hugging_face(
     folder: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model: Any = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
@@ -62,25 +62,27 @@ def test_self_attention_is_that_of_the_pair(
         len(tiny_tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (SRC, TGT)
     )
     src, tgt = slice(1, 1 + n_src), slice(n_src + 3, n_src + 3 + n_tgt)
-    found, across = read_pair(str(folder), SRC, TGT)
+    found, across = pair_attention(SRC, TGT, model=folder)
     assert (found.kind, across.kind) == ("self-attention", "cross-attention")
     np.testing.assert_allclose(found.src_to_tgt, weights[:, src, tgt], rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(found.tgt_to_src, weights[:, tgt, src], rtol=1e-4, atol=1e-7)
     given = weights[:, src, tgt].sum((1, 2)) + weights[:, tgt, src].sum((1, 2))
     assert found.shares == pytest.approx((given / (n_src + n_tgt)).tolist(), rel=1e-4)
     n_all = n_src + n_tgt + 4
-    assert found.even == pytest.approx((n_src * n_tgt * 2 / n_all) / (n_src + n_tgt))
+    assert found.uniform == pytest.approx((n_src * n_tgt * 2 / n_all) / (n_src + n_tgt))
     assert "".join(found.src).replace("·", "") == SRC.replace(" ", "")
 
 
-def test_cross_attention_is_hugging_faces(
+def test_cross_attention_of_hugging_face(
     folder: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """Their decoder with a mask that hides nothing reads the other sentence's states."""
+    """A Hugging Face decoder with a mask that hides nothing gives the same weights."""
     encoder: Any = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-    decoder: Any = AutoModelForCausalLM.from_pretrained(folder / FULL, attn_implementation="eager")
+    decoder: Any = AutoModelForCausalLM.from_pretrained(
+        folder / VECO_FOLDER, attn_implementation="eager"
+    )
     src, tgt = (tiny_tokenizer(text, return_tensors="pt")["input_ids"] for text in (SRC, TGT))
-    (_, found) = read_pair(str(folder / FULL), SRC, TGT)
+    (_, found) = pair_attention(SRC, TGT, model=folder / VECO_FOLDER)
     for ids, other, measured in ((src, tgt, found.src_to_tgt), (tgt, src, found.tgt_to_src)):
         n_tokens = ids.shape[1]
         output = decoder.eval()(
@@ -95,18 +97,18 @@ def test_cross_attention_is_hugging_faces(
     assert 0 < min(found.shares) < max(found.shares) < 1
 
 
-def test_positions_are_counted_as_asked_for(folder: Path) -> None:
+def test_positions_option(folder: Path) -> None:
     onward, reset = (
-        read_pair(str(folder), SRC, TGT, positions=positions)[0].shares
+        pair_attention(SRC, TGT, model=folder, positions=positions)[0].shares
         for positions in ("continue", "reset")
     )
-    assert onward == read_pair(str(folder), SRC, TGT)[0].shares
+    assert onward == pair_attention(SRC, TGT, model=folder)[0].shares
     assert not np.allclose(onward, reset, rtol=1e-3)
 
 
-def test_the_embedded_model_reads_as_it_was_trained() -> None:
-    (found,) = read_pair(None, "Take a seat", "请坐")
-    (reset,) = read_pair("calque-mini", "Take a seat", "请坐", positions="reset")
+def test_positions_of_calque_mini_are_those_of_its_training() -> None:
+    (found,) = pair_attention("Take a seat", "请坐")
+    (reset,) = pair_attention("Take a seat", "请坐", model="calque-mini", positions="reset")
     assert (found.model, reset.model) == ("calque-mini", "calque-mini")
     assert found.shares == reset.shares
     assert len(found.shares) == 8
@@ -114,7 +116,7 @@ def test_the_embedded_model_reads_as_it_was_trained() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert", "deberta"])
-def test_other_families_too(
+def test_other_model_families(
     kind: str, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     sizes: dict[str, Any] = {
@@ -136,8 +138,8 @@ def test_other_families_too(
         ),
     }
     config = configs[kind]()
-    fill(Encoder(build_model(config), tiny_tokenizer)).save(tmp_path)
-    (found,) = read_pair(str(tmp_path), SRC, TGT)
+    set_large_weights(Encoder(build_model(config), tiny_tokenizer)).save(tmp_path)
+    (found,) = pair_attention(SRC, TGT, model=tmp_path)
     model: Any = AutoModel.from_pretrained(tmp_path, attn_implementation="eager").eval()
     ids = tiny_tokenizer(SRC, TGT, return_tensors="pt")["input_ids"]
     weights = average_heads(model(ids, output_attentions=True).attentions)
@@ -146,10 +148,10 @@ def test_other_families_too(
     np.testing.assert_allclose(found.src_to_tgt, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_distances_are_counted_as_asked_for(deberta_encoder: Encoder, deberta_folder: Path) -> None:
-    """What the reader tells is what the encoder computes with, where a sentence begins anew."""
+def test_positions_option_of_deberta(deberta_encoder: Encoder, deberta_folder: Path) -> None:
+    """Relative positions are computed from the positions, which start again at the target."""
     (onward,), (reset,) = (
-        read_pair(str(deberta_folder), SRC, TGT, positions=positions)
+        pair_attention(SRC, TGT, model=deberta_folder, positions=positions)
         for positions in ("continue", "reset")
     )
     tokenizer, model = deberta_encoder.tokenizer, deberta_encoder.model
@@ -173,8 +175,8 @@ def test_distances_are_counted_as_asked_for(deberta_encoder: Encoder, deberta_fo
     assert not np.allclose(onward.src_to_tgt, reset.src_to_tgt, rtol=1e-3)
 
 
-def test_what_cannot_be_read_is_told() -> None:
-    with pytest.raises(InputError, match="no words in '  '"):
-        read_pair(None, "Take a seat", "  ")
-    with pytest.raises(InputError, match="tokens together, the model reads 128"):
-        read_pair(None, "Take a seat " * 60, "请坐")
+def test_invalid_sentences() -> None:
+    with pytest.raises(InputError, match="there are no words in '  '"):
+        pair_attention("Take a seat", "  ")
+    with pytest.raises(InputError, match="tokens, but the model reads 128"):
+        pair_attention("Take a seat " * 60, "请坐")
