@@ -1,4 +1,4 @@
-"""From token sequences to batches: token budgets, length buckets, packing without padding."""
+"""Token sequences of different lengths: batches within a token budget, packing, special tokens."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     IntArray = npt.NDArray[np.int64]
 
-# Rows are multiples of this many tokens, the least that matrix units like.
+# Row lengths are multiples of this, for the matrix units of GPUs.
 ROW_STEP = 16
-# How full rows are planned to be, compared with what a sample of the lengths reached.
+# Safety factor on how full rows are planned to be, compared with a sample of the lengths.
 FILL = 0.99
 
 
@@ -40,10 +40,10 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """A fixed size that batches are filled up to, so that a compiled step sees one shape.
+    """The fixed shape to which batches are padded, so that a training step is compiled only once.
 
-    Sequences are laid out in rows that none of them crosses; `budget` is how many real tokens
-    to plan for so that they fit into the rows.
+    A batch of `tokens` tokens consists of rows of `row` tokens; no sequence crosses a row.
+    `budget` is the number of real tokens to plan for, such that they probably fit into the rows.
     """
 
     tokens: int
@@ -53,7 +53,7 @@ class BatchShape:
 
     @staticmethod
     def fit(tokens: int, lengths: IntArray, longest: int) -> BatchShape:
-        """Choose a shape for sequences of the lengths given, a fair sample of those to come."""
+        """Choose a shape, given the lengths of a representative sample of the sequences."""
         row = -(-longest // ROW_STEP) * ROW_STEP
         n_rows = tokens // row
         if n_rows == 0:
@@ -69,7 +69,7 @@ class BatchShape:
 
 
 def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
-    """Concatenate `start, start + 1, …` of every (start, length).
+    """Concatenate the ranges [start, start + length) of all starts and lengths.
 
     >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
@@ -83,7 +83,7 @@ def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
 def batch_in_order(
     lengths: IntArray, max_tokens: int, max_sequences: int | None = None
 ) -> Iterator[IntArray]:
-    """Cut a sequence order into batches that stay within a budget of real tokens.
+    """Yield batches of consecutive sequences within a budget of real tokens.
 
     >>> [batch.tolist() for batch in fill_batches(np.array([3, 3, 2, 4]), max_tokens=6)]
     [[0, 1], [2, 3]]
@@ -98,9 +98,9 @@ def batch_in_order(
 
 
 def batch_by_length(lengths: IntArray, max_tokens: int) -> list[IntArray]:
-    """Batch sequences of similar length: longest first, within a budget of padded tokens.
+    """Return batches of sequences of similar length within a budget of padded tokens.
 
-    Longest first, so that a batch too large for memory fails at once rather than at the end.
+    The longest come first, so that a batch too large for memory fails at the start.
     """
     order = np.argsort(-lengths, kind="stable")
     batches, start = [], 0
@@ -118,7 +118,7 @@ def pack(
     shape: BatchShape | None = None,
     pad_id: int,
 ) -> TokenBatch:
-    """Lay sequences end to end; with a shape, lay them in rows and fill those with padding."""
+    """Concatenate sequences into one batch; with a shape, arrange them in padded rows."""
     if positions is None:
         plain = ranges(np.zeros_like(ragged.lengths), ragged.lengths)
         return replace(pack(ragged, positions=plain, shape=shape, pad_id=pad_id), counts_on=True)
@@ -130,7 +130,7 @@ def pack(
 
 
 def assign_rows(lengths: IntArray, row: int) -> IntArray:
-    """Give every sequence a row: the longest first, each into the fullest row that has room.
+    """Return the row of every sequence by best-fit decreasing: the fullest row that has room.
 
     >>> assign_rows(np.array([3, 5, 4, 4]), row=8).tolist()
     [0, 0, 1, 1]
@@ -139,29 +139,29 @@ def assign_rows(lengths: IntArray, row: int) -> IntArray:
         raise ValueError(f"a sequence of {lengths.max()} tokens exceeds a row of {row}")
     rows = np.empty(len(lengths), dtype=np.int64)
     by_room: list[list[int]] = [[] for _ in range(row + 1)]
-    rooms = 0  # bit r is set while some row has room for exactly r more tokens
+    free = 0  # bit r is set while some row has room for exactly r more tokens
     n_rows = 0
     for k in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[k])
-        fitting = rooms >> length
+        fitting = free >> length
         if fitting:
             room = length + (fitting & -fitting).bit_length() - 1
             here = by_room[room].pop()
             if not by_room[room]:
-                rooms &= ~(1 << room)
+                free &= ~(1 << room)
         else:
             here, room = n_rows, row
             n_rows += 1
         rows[k] = here
         by_room[room - length].append(here)
-        rooms |= 1 << (room - length)
+        free |= 1 << (room - length)
     return rows
 
 
 def _pack_rows(ragged: Ragged, positions: IntArray, shape: BatchShape, pad_id: int) -> TokenBatch:
-    """Fill rows; the rest of a row is a sequence of padding, so that every token lies in one.
+    """Arrange sequences in rows; the rest of a row is a sequence of padding.
 
-    Should the rows of the shape not do, more are added: a new shape, but nothing is lost.
+    If the rows of the shape do not suffice, rows are added; the shape changes, nothing is lost.
     """
     rows = assign_rows(ragged.lengths, shape.row)
     order = np.argsort(rows, kind="stable")
@@ -188,7 +188,7 @@ def _pack_rows(ragged: Ragged, positions: IntArray, shape: BatchShape, pad_id: i
 def _to_batch(
     ids: IntArray, positions: IntArray, offsets: IntArray, longest: int, n_real: int, row: int = 0
 ) -> TokenBatch:
-    import torch  # here, for those who read and write text without it
+    import torch  # here, so that preparing text does not import it
 
     return TokenBatch(
         torch.from_numpy(ids),
@@ -201,7 +201,7 @@ def _to_batch(
 
 
 def add_special_tokens(ragged: Ragged, first: int | None, last: int | None) -> Ragged:
-    """Put `<s>` before and `</s>` after every sequence."""
+    """Put the special tokens `first` before and `last` after every sequence, unless None."""
     head, tail = int(first is not None), int(last is not None)
     lengths = ragged.lengths + head + tail
     ids = np.empty(int(lengths.sum()), dtype=np.int64)
@@ -215,7 +215,7 @@ def add_special_tokens(ragged: Ragged, first: int | None, last: int | None) -> R
 
 
 def interleave(left: Ragged, right: Ragged) -> tuple[Ragged, IntArray]:
-    """Join sequence k of the left with sequence k of the right; also return the left lengths."""
+    """Append sequence k of `right` to sequence k of `left`; also return the lengths of `left`."""
     lengths = left.lengths + right.lengths
     starts = np.cumsum(lengths) - lengths
     ids = np.empty(int(lengths.sum()), dtype=np.int64)
@@ -225,18 +225,18 @@ def interleave(left: Ragged, right: Ragged) -> tuple[Ragged, IntArray]:
 
 
 def reorder(ragged: Ragged, index: IntArray) -> Ragged:
-    """Put sequences into another order."""
+    """Return the sequences with the given indices, in that order."""
     starts = np.cumsum(ragged.lengths) - ragged.lengths
     lengths = ragged.lengths[index]
     return Ragged(ragged.ids[ranges(starts[index], lengths)], lengths)
 
 
-# An odd number without structure: equal sequences have equal hashes, others hardly ever.
+# The multiplier of a polynomial hash: 2^64 divided by the golden ratio, an odd number.
 HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hash_sequences(ids: IntArray, lengths: IntArray) -> IntArray:
-    """Give equal numbers to equal sequences; none of them may be empty.
+    """Return a hash of every sequence; no sequence may be empty.
 
     >>> a, b, c = hash_sequences(np.array([7, 8, 8, 7, 7, 8]), np.array([2, 2, 2])).tolist()
     >>> a == c, a == b

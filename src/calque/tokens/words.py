@@ -86,7 +86,7 @@ class EncodedWords:
         return np.concatenate([[0], np.cumsum(self.n_pieces)])
 
     def truncate_words(self, max_pieces: int) -> tuple[EncodedWords, int]:
-        """Keep the first `max_pieces` subwords of every word; also return how many words lost any."""
+        """Keep the first `max_pieces` subwords of every word; also count the truncated words."""
         n_kept = np.minimum(self.n_pieces, max_pieces)
         n_cut = int((n_kept < self.n_pieces).sum())
         if not n_cut:

@@ -1,4 +1,4 @@
-"""Batching against plain lists, and packing there and back."""
+"""Batching compared with plain lists; packed batches contain exactly their sequences."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def unpack(batch: TokenBatch) -> list[tuple[list[int], list[int]]]:
 
 
 @given(lengths_lists, st.integers(1, 60), st.none() | st.integers(1, 5))
-def test_batches_fill_the_budget_in_order(
+def test_batches_in_order_fill_the_budget(
     lengths: list[int], max_tokens: int, max_sequences: int | None
 ) -> None:
     cuts = list(batch_in_order(np.array(lengths), max_tokens, max_sequences))
@@ -58,13 +58,11 @@ def test_batches_fill_the_budget_in_order(
         assert max_sequences is None or len(cut) <= max_sequences
         following = int(cut[-1]) + 1
         if following < len(lengths) and len(cut) != max_sequences:
-            assert n_tokens + lengths[following] > max_tokens  # one more would not have fitted
+            assert n_tokens + lengths[following] > max_tokens  # one more would not fit
 
 
 @given(lengths_lists, st.integers(1, 100))
-def test_buckets_hold_every_sequence_once_within_the_padded_budget(
-    lengths: list[int], max_tokens: int
-) -> None:
+def test_batches_by_length_contain_every_sequence_once(lengths: list[int], max_tokens: int) -> None:
     batches = batch_by_length(np.array(lengths), max_tokens)
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
     order = [lengths[k] for batch in batches for k in batch]
@@ -81,10 +79,12 @@ def test_ranges_match_a_loop(pairs: list[tuple[int, int]]) -> None:
 
 
 @given(token_lists, st.none() | st.just(0), st.none() | st.just(2))
-def test_marks_match_lists(sequences: list[list[int]], first: int | None, last: int | None) -> None:
-    head, tail = [mark for mark in [first] if mark is not None], [mark for mark in [last] if mark]
-    marked = add_special_tokens(Ragged.of(sequences), first, last)
-    assert as_lists(marked) == [[*head, *sequence, *tail] for sequence in sequences]
+def test_special_tokens_match_lists(
+    sequences: list[list[int]], first: int | None, last: int | None
+) -> None:
+    head, tail = [] if first is None else [first], [] if last is None else [last]
+    found = add_special_tokens(Ragged.of(sequences), first, last)
+    assert as_lists(found) == [[*head, *sequence, *tail] for sequence in sequences]
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 9)))), st.randoms())
@@ -101,16 +101,16 @@ def test_joining_and_reordering_match_lists(
 
 
 @given(token_lists)
-def test_packing_there_and_back(sequences: list[list[int]]) -> None:
+def test_packed_sequences_can_be_restored(sequences: list[list[int]]) -> None:
     batch = pack(Ragged.of(sequences), pad_id=PAD)
     assert unpack(batch) == [(sequence, list(range(len(sequence)))) for sequence in sequences]
     assert batch.n_real == len(batch.ids) == sum(map(len, sequences))
     assert batch.longest == max(map(len, sequences), default=1)
-    assert batch.offsets.dtype == torch.int32  # what the flash kernel takes
+    assert batch.offsets.dtype == torch.int32  # required by flash attention
 
 
 @given(st.data())
-def test_packing_into_a_fixed_shape_there_and_back(data: st.DataObject) -> None:
+def test_sequences_packed_into_a_shape_can_be_restored(data: st.DataObject) -> None:
     shape = BatchShape.fit(160, np.array([5, 9, 14, 20, 3] * 20), longest=20)
     kept = st.lists(st.integers(1, 20), max_size=shape.sequences).map(
         lambda lengths: lengths[: int(np.searchsorted(np.cumsum(lengths), shape.budget, "right"))]
@@ -131,7 +131,7 @@ def test_packing_into_a_fixed_shape_there_and_back(data: st.DataObject) -> None:
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=100))
-def test_rows_hold_what_fits_and_no_two_could_be_one(lengths: list[int]) -> None:
+def test_rows_are_full_enough(lengths: list[int]) -> None:
     rows = assign_rows(np.array(lengths), row=20)
     filled = np.bincount(rows, weights=lengths)
     assert filled.max() <= 20
@@ -140,7 +140,7 @@ def test_rows_hold_what_fits_and_no_two_could_be_one(lengths: list[int]) -> None
     assert len(filled) == 1 or lightest.sum() > 20
 
 
-def test_batches_of_one_stream_have_one_shape() -> None:
+def test_all_batches_of_a_stream_have_one_shape() -> None:
     generator = np.random.default_rng(0)
     lengths = generator.integers(3, 13, size=5000) * generator.integers(1, 6, size=5000)
     shape = BatchShape.fit(4096, lengths, longest=64)
@@ -152,10 +152,10 @@ def test_batches_of_one_stream_have_one_shape() -> None:
         (shape.tokens, shape.tokens, len(batches[0].offsets), batches[0].longest)
     }
     real = sum(batch.n_real for batch in batches[:-1])
-    assert real / (len(batches) - 1) / shape.tokens > 0.9  # little of it is padding
+    assert real / (len(batches) - 1) / shape.tokens > 0.9  # little padding
 
 
-def test_a_batch_too_small_for_the_longest_sequence_is_refused() -> None:
+def test_a_batch_too_small_for_the_longest_sequence_raises() -> None:
     with pytest.raises(InputError, match="raise batch_tokens or lower max_length"):
         BatchShape.fit(100, np.array([10, 20]), longest=101)
     shape = BatchShape.fit(160, np.array([5]), longest=16)
