@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": TO_TRAINING,
     **dict.fromkeys(USES, TO_TRAINING),
     "evaluation": TO_EVALUATION,
-    "report": BASE,
+    "report": BASE | {"io"},
     "": TO_EVALUATION | {"report", "api"},
     "api": TO_EVALUATION | {"report", ""},
     "serve": BASE | {"report", "api", ""},

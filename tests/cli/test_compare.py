@@ -70,26 +70,29 @@ def test_what_to_mind(results: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run(["compare", str(results), "--baseline", "base", *QUICK]) == 0
     notes = capsys.readouterr().err.splitlines()
     assert notes[:3] == [
-        "calque: mind: 1 last line cut off and left out: a killed run?",
-        "calque: mind: 1 row given again: the last one counts",
-        "calque: mind: 1 cell failed: same, pos, seed 9: CUDA out of memory",
+        "calque: note: 1 truncated last line skipped; was a run killed?",
+        "calque: note: 1 row repeated for the same cell; the last one counts",
+        "calque: note: 1 cell failed: same, pos, seed 9: CUDA out of memory",
     ]
-    assert notes[3].startswith("calque: mind: 2 cells missing: base, pos, seed 9; better")
+    assert notes[3].startswith("calque: note: 2 cells missing: base, pos, seed 9; better")
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--baseline", "x"], "no model is called 'x' (choose from: base, better, same)"),
+        (
+            ["--baseline", "x"],
+            "there is no model 'x' in the results (choose from: base, better, same)",
+        ),
         (["--baseline", "base", "--models", "base"], "no model to compare with base"),
-        (["--baseline", "base", "--models", ","], "no name was given"),
-        (["--baseline", "base", "--tasks", "x"], "no task is called 'x'"),
-        (["--baseline", "base", "--correction", "x"], "no correction is called 'x'"),
-        (["--baseline", "base", "--alpha", "1"], "--alpha 1 is no level"),
-        (["--baseline", "base", "--bootstrap", "9"], "--bootstrap 9 is too few"),
-        (["--baseline", "base", "--seed", "-1"], "--seed -1 is below 0"),
-        (["--baseline", "base", "-o", "a.pdf"], "no comparison is written as '.pdf'"),
-        (["--baseline", "base", "-o", "none/a.md"], "its folder does not exist"),
+        (["--baseline", "base", "--models", ","], "the list of names is empty"),
+        (["--baseline", "base", "--tasks", "x"], "there is no task 'x' in the results"),
+        (["--baseline", "base", "--correction", "x"], "there is no correction 'x'"),
+        (["--baseline", "base", "--alpha", "1"], "alpha 1 is not a significance level"),
+        (["--baseline", "base", "--bootstrap", "9"], "9 bootstrap resamples are too few"),
+        (["--baseline", "base", "--seed", "-1"], "the seed -1 is negative"),
+        (["--baseline", "base", "-o", "a.pdf"], "comparisons are not written as '.pdf'"),
+        (["--baseline", "base", "-o", "none/a.md"], "the folder does not exist"),
     ],
 )
 def test_bad_requests_are_one_line(
@@ -102,18 +105,18 @@ def test_bad_requests_are_one_line(
 
 
 def test_real_results_as_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    """What docs/comparing.md shows is what comes out, table and words."""
+    """What docs/how-to/evaluate-and-compare.md shows is what comes out, table and words."""
     tests = Path(__file__).parents[1]
     assert run(["compare", str(tests / "data" / "results"), "--baseline", "calque-mini"]) == 0
     shown = capsys.readouterr()
     lines = {" ".join(line.split()) for line in shown.out.splitlines()}
-    page = (tests.parent / "docs" / "comparing.md").read_text("utf-8")
+    page = (tests.parent / "docs" / "how-to" / "evaluate-and-compare.md").read_text("utf-8")
     example = re.search(r"```\n( language .*?)```", page, re.S)
     assert example is not None
     documented = [" ".join(line.split()) for line in example[1].splitlines() if "─" not in line]
     assert len(documented) > 10
     assert [line for line in documented if line not in lines] == []
-    assert shown.err == "calque: mind: 1 cell missing: random:calque-mini, tatoeba\n"
+    assert shown.err == "calque: note: 1 cell missing: random:calque-mini, tatoeba\n"
 
 
 def test_bad_rows_write_nothing(
@@ -123,10 +126,10 @@ def test_bad_rows_write_nothing(
         stream.write("nonsense\n")
     page = tmp_path / "a.html"
     assert run(["compare", str(results), "--baseline", "base", "-o", str(page)]) == 2
-    assert "results.jsonl, line 91: is no JSON" in capsys.readouterr().err
+    assert "results.jsonl, line 91: the line is not valid JSON" in capsys.readouterr().err
     assert not page.exists()
     assert run(["compare", str(tmp_path / "none"), "--baseline", "base"]) == 2
-    assert "name folders of `calque evaluate -o`" in capsys.readouterr().err
+    assert "pass folders or .jsonl files" in capsys.readouterr().err
 
 
 def test_a_missing_scipy_is_named(

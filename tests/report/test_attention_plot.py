@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calque.report.plots import find_fonts, label_reading, plot_attention, save_plot
+from calque.report.plots import attention_label, find_fonts, plot_attention, save_plot
 from calque.types import PairAttention
 
 NOWHERE = "\U0010fff0"  # private use
@@ -58,4 +58,4 @@ def test_it_is_saved_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_models_are_named_shortly() -> None:
-    assert label_reading(READINGS[0], READINGS) == "m, self-attention"
+    assert attention_label(READINGS[0], READINGS) == "m, self-attention"

@@ -9,12 +9,12 @@ import pytest
 from scipy import stats
 
 from calque.report.bootstrap import ItemTable
-from calque.report.comparison import Comparison, Pair, Side
-from calque.report.study import Judging, compare_pairs
-from calque.report.verdict import judge
+from calque.report.comparison import ComparisonSettings, compare_pairs
+from calque.report.difference import Difference, ModelScores, PairedScores
+from calque.report.verdict import assign_verdicts
 
 N_GRIDS, N_TASKS, LANGUAGES, N_ITEMS, N_SEEDS = 150, 4, ("en", "de", "ja"), 100, 5
-JUDGING = Judging(n_resamples=100)
+JUDGING = ComparisonSettings(n_resamples=100)
 
 
 def draw_side(
@@ -25,7 +25,7 @@ def draw_side(
     shift: float,
     seeds: float,
     items: float,
-) -> Side:
+) -> ModelScores:
     """A model is right on an item with a chance of the item, the model's own way, and the seed.
 
     Without a deviation of seeds there are none: one model, scored as it is.
@@ -39,12 +39,12 @@ def draw_side(
     ones = np.ones((n_seeds, N_ITEMS))
     tables = {name: ItemTable(hits[:, k], ones) for k, name in enumerate(LANGUAGES)}
     numbers = tuple(range(n_seeds)) if seeds else (None,)
-    return Side(name, numbers, 100 * hits.mean(2), tables, fixed=not seeds)
+    return ModelScores(name, numbers, 100 * hits.mean(2), tables, fixed=not seeds)
 
 
 def draw_grid(
     generator: np.random.Generator, *, shift: float, seeds: float, items: float
-) -> tuple[list[Comparison], list[Comparison]]:
+) -> tuple[list[Difference], list[Difference]]:
     """Compare two models on a grid of tasks and languages: by task, and by language."""
     overall, cells = [], []
     for task in range(N_TASKS):
@@ -53,17 +53,17 @@ def draw_grid(
             draw_side(name, ease, generator, shift=by, seeds=seeds, items=items)
             for name, by in (("new", shift), ("old", 0.0))
         ]
-        pair = Pair(str(task), LANGUAGES, True, "en", sides[0], sides[1], paired=True)
+        pair = PairedScores(str(task), LANGUAGES, True, "en", sides[0], sides[1], paired=True)
         study = compare_pairs({"new": pair}, JUDGING, generator)["new"]
         overall.append(study.overall)
         cells += study.languages.values()
     return (
-        judge(overall, alpha=0.05, correction="holm"),
-        judge(cells, alpha=0.05, correction="holm"),
+        assign_verdicts(overall, alpha=0.05, correction="holm"),
+        assign_verdicts(cells, alpha=0.05, correction="holm"),
     )
 
 
-def is_alarm(comparisons: Sequence[Comparison]) -> bool:
+def is_alarm(comparisons: Sequence[Difference]) -> bool:
     return any(each.category in ("helps", "hurts") for each in comparisons)
 
 

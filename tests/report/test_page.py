@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from calque.report.page import make_page
+from calque.report.comparison import Comparison, ComparisonSettings, compare_results
+from calque.report.page import build_page
+from calque.report.plots import IntervalMark, plot_differences, plot_layers, plot_seeds, to_svg
 from calque.report.results import read_results
-from calque.report.study import Judging, Study, make_study
-from calque.report.svg import Interval, choose_step, draw_intervals, draw_layers, draw_seeds
-from calque.report.tables import list_sentences, show_spread, to_csv
-from calque.report.verdict import show_difference
+from calque.report.tables import format_spread, to_csv, verdict_sentences
+from calque.report.verdict import format_difference
 
 DRAWN = runpy.run_path(str(Path(__file__).parents[1] / "drawn_results.py"))
 NASTY = "<script>alert('x')<b>&\"b"
@@ -57,15 +57,17 @@ class Outline(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+def study(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     folder = tmp_path_factory.mktemp("results")
     DRAWN["draw_results"](folder, {"base": 55, "better": 80, NASTY: 56})
-    return make_study(read_results([folder]), "base", judging=Judging(n_resamples=200))
+    return compare_results(
+        read_results([folder]), "base", settings=ComparisonSettings(n_resamples=200)
+    )
 
 
 @pytest.fixture(scope="module")
-def page(study: Study) -> str:
-    return make_page(study)
+def page(study: Comparison) -> str:
+    return build_page(study)
 
 
 def test_it_is_well_formed_and_alone(page: str) -> None:
@@ -77,13 +79,13 @@ def test_it_is_well_formed_and_alone(page: str) -> None:
     assert not {"script", "link", "iframe", "img", "object"} & set(outline.seen)
     assert outline.links and all(link.startswith("#") for link in outline.links)
     assert {link[1:] for link in outline.links} <= outline.ids
-    assert not re.search(r"https?:|url\(|@import", page)
+    assert not re.search(r"https?:|url\((?!#)|@import", page)
     # Two tasks with a plot by language, by seed and by layer, and the marks of legends.
     assert outline.seen.count("figure") == 6
     assert NASTY in "".join(outline.text)
 
 
-def test_every_number_is_there(study: Study, page: str) -> None:
+def test_every_number_is_there(study: Comparison, page: str) -> None:
     outline = Outline()
     outline.feed(page)
     text = " ".join(outline.text)
@@ -91,29 +93,30 @@ def test_every_number_is_there(study: Study, page: str) -> None:
         for each in task.models.values():
             assert each.gap is not None
             for c in (each.overall, *each.languages.values(), each.gap):
-                assert show_difference(c) in text
-                assert show_spread(c.model) in text
-                assert show_spread(c.baseline) in text
+                assert format_difference(c) in text
+                assert format_spread(c.model) in text
+                assert format_spread(c.baseline) in text
 
 
-def test_pictures_are_well_formed_and_say_what_they_show(page: str) -> None:
-    pictures = re.findall(r"<svg.*?</svg>", page, re.S)
-    assert len(pictures) > 6
-    for picture in pictures:
-        ElementTree.fromstring(picture)
-    titles = re.findall(r"<title>(.*?)</title>", page)
-    assert sum("seed 3" in title for title in titles) == 2 * 3
-    assert sum("layer 2" in title for title in titles) == 2 * 3
+def test_plots_are_well_formed_and_labelled(page: str) -> None:
+    plots = re.findall(r"<svg.*?</svg>", page, re.S)
+    assert len(plots) == 6
+    for plot in plots:
+        root = ElementTree.fromstring(plot)
+        assert root.get("role") == "img" and root.get("aria-label")
+    assert page.count('by seed"') == page.count('by layer"') == 2
+    # Text takes the color of the page, in light and dark mode.
+    assert "currentColor" in plots[0] and "#010203" not in page
 
 
-def test_notes_are_shown(study: Study, tmp_path: Path) -> None:
-    assert 'class="mind"' not in make_page(study)
+def test_notes_are_shown(study: Comparison, tmp_path: Path) -> None:
+    assert 'class="notes"' not in build_page(study)
     (tmp_path / "items").mkdir()
     rows = [DRAWN["make_row"](model=m, seed=s) for m, s in (("base", 1), ("b", 1), ("b", 2))]
     DRAWN["write_rows"](tmp_path, rows)
-    shown = make_page(make_study(read_results([tmp_path]), "base"))
+    shown = build_page(compare_results(read_results([tmp_path]), "base"))
     assert "1 cell missing: base, pos, seed 2" in shown
-    assert "cannot tell" in shown
+    assert "one seed is not enough" in shown
 
 
 @pytest.mark.parametrize("n_items", [1, 1000])
@@ -136,39 +139,40 @@ def test_one_item_that_differs_bounds_nothing(
                 )
             )
     DRAWN["write_rows"](tmp_path, rows)
-    found = make_study(read_results([tmp_path]), "base", judging=Judging(n_resamples=200))
+    found = compare_results(
+        read_results([tmp_path]), "base", settings=ComparisonSettings(n_resamples=200)
+    )
     compared = found.tasks[0].models["rounded"].overall
     assert (compared.low, compared.high) == (None, None)
     assert compared.p == 1.0
     assert compared.category == "within noise"
-    assert show_difference(compared) in make_page(found)
-    assert "inf" not in to_csv(found) + "\n".join(list_sentences(found))
+    assert format_difference(compared) in build_page(found)
+    assert "inf" not in to_csv(found) + "\n".join(verdict_sentences(found))
 
 
-def test_places_on_scales() -> None:
-    """A difference of 0 stands on the line of 0, bounds at the ends of their whisker."""
+def test_differences_are_drawn_where_they_are() -> None:
     rows = {
-        "de": {"a": Interval(0.0, -1.0, 1.0, "zero")},
-        "ja": {"a": Interval(3.0, None, None, "")},
+        "de": {"a": IntervalMark(0.5, -1.0, 2.0), "b": IntervalMark(3.0, 2.0, 4.0, True)},
+        "ja": {"a": IntervalMark(3.0, None, None)},
     }
-    root = ElementTree.fromstring(draw_intervals(rows, {"a": 1}, label="points"))
-    lines = {each.get("class"): each for each in root.iter("line")}
-    zero = float(lines["zero"].get("x1", ""))
-    marks = [each for each in root.iter("rect") if "mark" in each.get("class", "")]
-    assert float(marks[0].get("x", "")) + 4 == pytest.approx(zero, abs=0.11)
-    whisker = lines["line c1"]
-    left, right = float(whisker.get("x1", "")), float(whisker.get("x2", ""))
-    assert (left + right) / 2 == pytest.approx(zero, abs=0.11)
-    assert float(marks[1].get("x", "")) + 4 == pytest.approx(zero + 3 * (right - zero), abs=0.5)
+    (panel,) = plot_differences(rows, {"a": 0, "b": 1}, label="points").axes
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["de", "ja"]
+    lines = [(list(line.get_xdata()), line.get_markerfacecolor()) for line in panel.get_lines()]
+    intervals = [xs for xs, _ in lines if len(xs) == 2 and xs[0] != xs[1]]
+    assert intervals == [[-1.0, 2.0], [2.0, 4.0]]
+    marks = [(xs[0], fill) for xs, fill in lines if len(xs) == 1]
+    assert [x for x, _ in marks] == [0.5, 3.0, 3.0]
+    assert [fill == "none" for _, fill in marks] == [True, False, True]
+
+
+def test_seeds_are_joined_between_models() -> None:
+    scores = {"a": {"seed 1": 50.0, "seed 2": 60.0}, "b": {"seed 2": 70.0}}
+    (panel,) = plot_seeds(scores, {"a": 0, "b": 1}, label="F1").axes
+    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in panel.get_lines()]
+    assert lines == [([0, 1], [60.0, 70.0]), ([0, 0], [50.0, 60.0]), ([1], [70.0])]
 
 
 def test_degenerate_plots() -> None:
-    assert "<svg" in draw_seeds({"a": {"seed 1": 50.0}}, {"a": 0}, label="x")
-    assert "<svg" in draw_layers({"a": {3: 50.0}}, {"a": 0}, label="x")
-    assert "<svg" in draw_intervals({}, {}, label="x")
-
-
-@pytest.mark.parametrize("width", [1e-6, 0.03, 1, 7, 99, 12345])
-def test_steps_of_scales(width: float) -> None:
-    step = choose_step(width)
-    assert 4 <= width / step < 10.001
+    assert "<svg" in to_svg(plot_seeds({"a": {"seed 1": 50.0}}, {"a": 0}, label="x"), "x")
+    assert "<svg" in to_svg(plot_layers({"": {"a": {3: 50.0}}}, label="x"), "x")
+    assert "<svg" in to_svg(plot_differences({}, {}, label="x"), "x")

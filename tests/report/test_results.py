@@ -12,9 +12,9 @@ import pytest
 
 from calque.errors import InputError
 from calque.report.results import (
-    describe_failures,
-    describe_files,
-    describe_mixtures,
+    failure_notes,
+    file_notes,
+    mixture_notes,
     read_items,
     read_results,
 )
@@ -28,7 +28,7 @@ def test_rows_as_they_were_written(tmp_path: Path) -> None:
     found = read_results([tmp_path])
     assert [row.value for row in found.rows] == [row["value"] for row in rows]
     assert found.models == ["a", "b"] and found.tasks == ["pos", "ner"]
-    assert (found.n_torn, found.n_duplicates, found.failures) == (0, 0, [])
+    assert (found.n_truncated, found.n_duplicates, found.failures) == (0, 0, [])
     above, below = read_items(found.rows[0]) or ((), ())
     assert 100 * sum(above) / sum(below) == pytest.approx(found.rows[0].value)
     assert found.rows[0].layers[4] == pytest.approx(found.rows[0].value)
@@ -43,37 +43,37 @@ def test_a_line_cut_off_by_a_kill_is_counted(tmp_path: Path) -> None:
         path.write_bytes(whole[:-cut])
         found = read_results([tmp_path])
         # Without its line end alone a row is still whole.
-        assert (len(found.rows), found.n_torn) == ((2, 0) if cut == 1 else (1, 1))
-    (note,) = describe_files(found)
-    assert note.startswith("1 last line cut off")
+        assert (len(found.rows), found.n_truncated) == ((2, 0) if cut == 1 else (1, 1))
+    (note,) = file_notes(found)
+    assert note.startswith("1 truncated last line")
 
 
 def test_cut_inside_a_letter(tmp_path: Path) -> None:
     line = json.dumps(make_row(model="übung"), ensure_ascii=False).encode()
     (tmp_path / "results.jsonl").write_bytes(line + b"\n" + line[: line.index(b"\xbc")])
-    assert read_results([tmp_path]).n_torn == 1
+    assert read_results([tmp_path]).n_truncated == 1
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "is no JSON"),
-        ("", "is no JSON"),
-        ("[1]", "is no row of results"),
+        ("{", "the line is not valid JSON"),
+        ("", "the line is not valid JSON"),
+        ("[1]", "the line is not a JSON object"),
         ('{"model": "a"}', "seed 'missing' is neither"),
-        (make_row(seed="1"), "seed '1' is neither a whole number nor null"),
+        (make_row(seed="1"), "seed '1' is neither an integer nor null"),
         (make_row(seed=True), "seed True is neither"),
-        (make_row(model=""), "model '' is no name"),
-        (make_row(language=None), "language None is no name"),
-        (make_row(value=None), "value None is no number"),
-        (make_row(value=float("nan")), "value nan is no number"),
+        (make_row(model=""), "model '' is not a name"),
+        (make_row(language=None), "language None is not a name"),
+        (make_row(value=None), "value None is not a number"),
+        (make_row(value=float("nan")), "value nan is not a number"),
         (make_row(higher_is_better=None), "higher_is_better is neither true nor false"),
-        (make_row(n_items=1.5), "n_items 1.5 is no whole number"),
-        (make_row(layers={"a": 1}), "layers are no scores by number"),
-        (make_row(layers=[1]), "layers are no scores by number"),
-        (make_row(config=3), "config 3 is no text"),
-        (make_row(items="../../etc/passwd"), "lie elsewhere"),
-        (make_row(items="/etc/passwd"), "lie elsewhere"),
+        (make_row(n_items=1.5), "n_items 1.5 is not an integer"),
+        (make_row(layers={"a": 1}), "layers does not map layer numbers to scores"),
+        (make_row(layers=[1]), "layers does not map layer numbers to scores"),
+        (make_row(config=3), "config 3 is not a string"),
+        (make_row(items="../../etc/passwd"), "is outside the result folder"),
+        (make_row(items="/etc/passwd"), "is outside the result folder"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str | dict[str, Any], problem: str) -> None:
@@ -97,7 +97,7 @@ def test_of_rows_for_one_cell_the_last_counts(tmp_path: Path) -> None:
     found = read_results([first, second, second])
     assert found.n_duplicates == 1
     assert [row.value for row in found.rows] == [2.0, 50.0]
-    assert describe_files(found) == ["1 row given again: the last one counts"]
+    assert file_notes(found) == ["1 row repeated for the same cell; the last one counts"]
 
 
 def test_a_failure_is_forgotten_once_it_worked(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_failure_is_forgotten_once_it_worked(tmp_path: Path) -> None:
     write_rows(tmp_path, [failed, make_row(), failed | {"seed": 2}, make_row(model="b", seed=3)])
     found = read_results([tmp_path])
     assert [(each.seed, each.error[:13]) for each in found.failures] == [(2, "out of memory")]
-    assert describe_failures(found, ["base", "b"], ["pos"]) == [
+    assert failure_notes(found, ["base", "b"], ["pos"]) == [
         "1 cell failed: base, pos, seed 2: out of memory",
         "3 cells missing: base, pos, seed 3; b, pos, seed 1; b, pos, seed 2",
     ]
@@ -114,22 +114,22 @@ def test_a_failure_is_forgotten_once_it_worked(tmp_path: Path) -> None:
 def test_settings_data_and_versions_must_agree(tmp_path: Path) -> None:
     alike = [make_row(), make_row(model="b", config="aa-bb-other")]
     rows = read_results([write_rows(tmp_path / "1", alike)]).rows
-    assert describe_mixtures("pos", rows) == []
+    assert mixture_notes("pos", rows) == []
     other = [
         make_row(model="b", config="ax-bb-cc"),
         make_row(model="c", config="aa-bx-cc", versions={"calque": "0.1.0", "torch": "2.12"}),
         make_row(model="d", setting="features", n_items=7),
     ]
     rows = read_results([write_rows(tmp_path / "2", [*alike[:1], *other])]).rows
-    notes = describe_mixtures("pos", rows)
+    notes = mixture_notes("pos", rows)
     assert notes == [
-        "pos: the setting of the scores differ (zero-shot; features): not made alike",
-        "pos: the data of the scores differ: not made alike",
-        "pos: scores were made with other versions of torch",
-        "pos: the test items differ in number in de",
+        "pos: the scores were made with different transfer settings (zero-shot; features)",
+        "pos: the scores were made with different data",
+        "pos: the scores were made with different versions of torch",
+        "pos: the number of test items differs in de",
     ]
-    notes = describe_mixtures("pos", rows[:2])
-    assert notes == ["pos: the settings of the scores differ: not made alike"]
+    notes = mixture_notes("pos", rows[:2])
+    assert notes == ["pos: the scores were made with different settings"]
 
 
 def test_one_name_for_two_models_is_said(tmp_path: Path) -> None:
@@ -139,10 +139,8 @@ def test_one_name_for_two_models_is_said(tmp_path: Path) -> None:
         base = DRAWN["make_row"](model="base", seed=number)
         DRAWN["write_rows"](tmp_path / weights, [row, base])
     rows = read_results([tmp_path / "old", tmp_path / "new"]).rows
-    assert describe_mixtures("pos", rows) == [
-        "pos: more than one model is called m: not one's seeds"
-    ]
-    assert describe_mixtures("pos", [row for row in rows if row.seed == 1]) == []
+    assert mixture_notes("pos", rows) == ["pos: several models have the name m"]
+    assert mixture_notes("pos", [row for row in rows if row.seed == 1]) == []
 
 
 def test_items_that_are_not_the_row_s(tmp_path: Path) -> None:
@@ -150,14 +148,17 @@ def test_items_that_are_not_the_row_s(tmp_path: Path) -> None:
     write_rows(tmp_path, [make_row(items="items/a.npz")])
     (row,) = read_results([tmp_path]).rows
     assert row.items is not None
-    with pytest.raises(InputError, match="is no file of items"):
+    with pytest.raises(InputError, match="the file of test items cannot be read"):
         read_items(row)
     bad = {
-        "holds no de.num": {"fr.num": np.ones(2), "fr.den": np.ones(2)},
-        "unequal or empty": {"de.num": np.ones(2), "de.den": np.ones(3)},
-        "the items give 100.0000, the row 50.0000": {"de.num": np.ones(2), "de.den": np.ones(2)},
+        "the array de.num is missing": {"fr.num": np.ones(2), "fr.den": np.ones(2)},
+        "are empty or differ in length": {"de.num": np.ones(2), "de.den": np.ones(3)},
+        "the items give 100.0000, but the row has 50.0000": {
+            "de.num": np.ones(2),
+            "de.den": np.ones(2),
+        },
         "the items give nan": {"de.num": np.array([np.nan]), "de.den": np.ones(1)},
-        "is no file of items": {"de.num": np.array([{}]), "de.den": np.ones(1)},
+        "the file of test items cannot be read": {"de.num": np.array([{}]), "de.den": np.ones(1)},
     }
     for number, (problem, arrays) in enumerate(bad.items()):
         path = tmp_path / "items" / f"{number}.npz"

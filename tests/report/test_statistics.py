@@ -14,21 +14,21 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 from calque.report.statistics import (
-    MOST_SEEDS,
-    Error,
+    MAX_SEEDS,
     Spread,
+    StandardError,
     add_errors,
-    correct,
+    adjust_p_values,
     count_seeds_needed,
-    describe,
-    find_half_width,
-    find_p,
-    find_power,
-    flip_signs,
-    judge_by_deviation,
-    measure_hedges_g,
-    measure_seed_error,
-    measure_welch_error,
+    hedges_g,
+    interval_half_width,
+    one_deviation_rule,
+    p_value,
+    paired_error,
+    power_of_test,
+    sign_flip_p,
+    summarize,
+    welch_error,
 )
 
 # Student's (1908) sleep of ten patients under two drugs: t = 4.0621, p = 0.00283, 9 df.
@@ -44,12 +44,12 @@ def generator() -> np.random.Generator:
 
 
 def test_student_s_own_example() -> None:
-    error = measure_seed_error(DRUG_2, DRUG_1)
-    difference = describe(DRUG_2).mean - describe(DRUG_1).mean
+    error = paired_error(DRUG_2, DRUG_1)
+    difference = summarize(DRUG_2).mean - summarize(DRUG_1).mean
     assert difference == pytest.approx(1.58)
     assert difference / error.se == pytest.approx(4.0621, abs=1e-4)
-    assert find_p(difference, error) == pytest.approx(0.00283, abs=1e-5)
-    assert find_half_width(error, 0.05) == pytest.approx(0.8799, abs=1e-3)
+    assert p_value(difference, error) == pytest.approx(0.00283, abs=1e-5)
+    assert interval_half_width(error, 0.05) == pytest.approx(0.8799, abs=1e-3)
 
 
 @given(several)
@@ -58,11 +58,11 @@ def test_the_paired_test_is_scipy_s(pairs: list[tuple[float, float]]) -> None:
     if np.std(np.subtract(ours, theirs)) < 1e-6:
         return
     expected = stats.ttest_rel(ours, theirs)
-    error = measure_seed_error(ours, theirs)
-    difference = describe(ours).mean - describe(theirs).mean
-    assert find_p(difference, error) == pytest.approx(expected.pvalue, rel=1e-6, abs=1e-9)
+    error = paired_error(ours, theirs)
+    difference = summarize(ours).mean - summarize(theirs).mean
+    assert p_value(difference, error) == pytest.approx(expected.pvalue, rel=1e-6, abs=1e-9)
     low, high = expected.confidence_interval(0.95)
-    half = find_half_width(error, 0.05)
+    half = interval_half_width(error, 0.05)
     assert (difference - half, difference + half) == pytest.approx((low, high), abs=1e-6)
 
 
@@ -71,16 +71,16 @@ def test_the_unpaired_test_is_scipy_s(ours: list[float], theirs: list[float]) ->
     if np.std(ours) < 1e-3 or np.std(theirs) < 1e-3:
         return
     expected = stats.ttest_ind(ours, theirs, equal_var=False)
-    error = measure_welch_error(describe(ours), describe(theirs))
+    error = welch_error(summarize(ours), summarize(theirs))
     assert error.df == pytest.approx(expected.df)
-    difference = describe(ours).mean - describe(theirs).mean
-    assert find_p(difference, error) == pytest.approx(expected.pvalue, rel=1e-6, abs=1e-9)
+    difference = summarize(ours).mean - summarize(theirs).mean
+    assert p_value(difference, error) == pytest.approx(expected.pvalue, rel=1e-6, abs=1e-9)
 
 
 def test_a_model_without_seeds_against_one_with() -> None:
-    error = measure_welch_error(describe([4.0, 5.0, 6.0]), describe([4.0], fixed=True))
-    assert error == Error(1 / math.sqrt(3), 2)
-    assert find_p(1.0, error) == pytest.approx(stats.ttest_1samp([4, 5, 6], 4).pvalue)
+    error = welch_error(summarize([4.0, 5.0, 6.0]), summarize([4.0], fixed=True))
+    assert error == StandardError(1 / math.sqrt(3), 2)
+    assert p_value(1.0, error) == pytest.approx(stats.ttest_1samp([4, 5, 6], 4).pvalue)
 
 
 @given(several)
@@ -93,25 +93,25 @@ def test_sign_flips_are_scipy_s(pairs: list[tuple[float, float]]) -> None:
         vectorized=True,
         n_resamples=np.inf,
     )
-    assert flip_signs(differences, generator()) == pytest.approx(expected.pvalue)
+    assert sign_flip_p(differences, generator()) == pytest.approx(expected.pvalue)
 
 
 def test_five_seeds_flip_to_a_sixteenth_at_best() -> None:
-    assert flip_signs([1.0, 2.0, 3.0, 4.0, 5.0], generator()) == 2 / 32
+    assert sign_flip_p([1.0, 2.0, 3.0, 4.0, 5.0], generator()) == 2 / 32
 
 
 def test_many_seeds_are_flipped_at_random() -> None:
     differences = (np.arange(20) - 7.0).tolist()
     # The normal approximation of the same test.
     z = abs(sum(differences)) / math.sqrt(sum(each**2 for each in differences))
-    p = flip_signs(differences, generator())
-    assert p == flip_signs(differences, generator())
+    p = sign_flip_p(differences, generator())
+    assert p == sign_flip_p(differences, generator())
     assert p == pytest.approx(2 * stats.norm.sf(z), abs=0.01)
 
 
 def test_min_f_prime_is_clark_s() -> None:
     """Raaijmakers et al. (1999): min F' = F1 F2 / (F1 + F2), df = (F1+F2)² / (F1²/n2 + F2²/n1)."""
-    difference, seeds, items = 2.0, Error(0.5, 4), Error(0.8, 199)
+    difference, seeds, items = 2.0, StandardError(0.5, 4), StandardError(0.8, 199)
     f1, f2 = (difference / seeds.se) ** 2, (difference / items.se) ** 2
     both = add_errors(seeds, items)
     assert (difference / both.se) ** 2 == pytest.approx(f1 * f2 / (f1 + f2))
@@ -120,20 +120,20 @@ def test_min_f_prime_is_clark_s() -> None:
 
 def test_an_error_without_bound_stays_so() -> None:
     """One test item has no spread: no seed makes up for that, and p is a number still."""
-    both = add_errors(Error(1.0, 4), Error(math.inf, 1))
-    assert both == Error(math.inf, 1)
-    assert find_p(3.0, both) == 1.0
+    both = add_errors(StandardError(1.0, 4), StandardError(math.inf, 1))
+    assert both == StandardError(math.inf, 1)
+    assert p_value(3.0, both) == 1.0
 
 
 def test_the_paper_s_rule() -> None:
     """mBERT's parsing in Wu and Dredze's Table 1: weak alignment counts as better there."""
     mbert = Spread(52.6, 0.4, 5)
-    assert judge_by_deviation(Spread(53.1, 0.6, 5), mbert) == "above"
-    assert judge_by_deviation(Spread(52.2 + 0.1, 0.7, 5), mbert) == "within"
-    assert judge_by_deviation(Spread(51.0, 0.7, 5), mbert) == "below"
-    assert judge_by_deviation(Spread(53.1, 0.6, 5), mbert, 0.6) == "within"
-    assert judge_by_deviation(Spread(51.0, 0.7, 5), Spread(52.6, None, 1)) is None
-    assert judge_by_deviation(Spread(51.0, 0.7, 5), describe([52.6], fixed=True)) is None
+    assert one_deviation_rule(Spread(53.1, 0.6, 5), mbert) == "above"
+    assert one_deviation_rule(Spread(52.2 + 0.1, 0.7, 5), mbert) == "within"
+    assert one_deviation_rule(Spread(51.0, 0.7, 5), mbert) == "below"
+    assert one_deviation_rule(Spread(53.1, 0.6, 5), mbert, 0.6) == "within"
+    assert one_deviation_rule(Spread(51.0, 0.7, 5), Spread(52.6, None, 1)) is None
+    assert one_deviation_rule(Spread(51.0, 0.7, 5), summarize([52.6], fixed=True)) is None
 
 
 @pytest.mark.parametrize(("ours", "method"), [("holm", "holm"), ("bh", "fdr_bh")])
@@ -141,24 +141,24 @@ def test_the_paper_s_rule() -> None:
 @given(ps=st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_corrections_are_statsmodels(ours: str, method: str, ps: list[float]) -> None:
     expected = multipletests(ps, method=method)[1]
-    assert correct(ps, ours) == pytest.approx(expected.tolist())  # type: ignore[arg-type]
+    assert adjust_p_values(ps, ours) == pytest.approx(expected.tolist())  # type: ignore[arg-type]
 
 
 def test_no_correction() -> None:
-    assert correct([0.2, 0.01], "none") == [0.2, 0.01]
-    assert correct([], "holm") == []
+    assert adjust_p_values([0.2, 0.01], "none") == [0.2, 0.01]
+    assert adjust_p_values([], "holm") == []
 
 
 def test_hedges_g() -> None:
     ours, theirs = [5.0, 7.0, 6.5, 8.0], [4.0, 4.5, 6.0, 5.0]
     pooled = math.sqrt((np.var(ours, ddof=1) + np.var(theirs, ddof=1)) / 2)
     exact = math.gamma(3) / (math.sqrt(3) * math.gamma(2.5))
-    g = measure_hedges_g(describe(ours), describe(theirs))
+    g = hedges_g(summarize(ours), summarize(theirs))
     assert g == pytest.approx((np.mean(ours) - np.mean(theirs)) / pooled * exact)
     # statsmodels takes the bias off by 1 − 3 / (4n − 9), which is close to the exact factor.
     sides = [(np.mean(x), np.std(x, ddof=1), 4) for x in (ours, theirs)]
     assert g == pytest.approx(effectsize_smd(*sides[0], *sides[1])[0], rel=0.005)
-    assert measure_hedges_g(describe([1.0]), describe(theirs)) is None
+    assert hedges_g(summarize([1.0]), summarize(theirs)) is None
 
 
 @pytest.mark.parametrize("effect", [0.3, 0.6, 1.2, 3.0])
@@ -171,20 +171,20 @@ def test_seeds_needed_are_statsmodels(effect: float, alpha: float) -> None:
 
 def test_power_is_statsmodels() -> None:
     expected = TTestPower().power(effect_size=0.9, nobs=8, alpha=0.05)
-    assert find_power(0.9, Error(1 / math.sqrt(8), 7), 0.05) == pytest.approx(expected)
+    assert power_of_test(0.9, StandardError(1 / math.sqrt(8), 7), 0.05) == pytest.approx(expected)
     # Where the noncentral t cannot be computed, all is seen.
-    assert find_power(1e4, Error(1.0, 7), 0.05) == pytest.approx(1.0)
+    assert power_of_test(1e4, StandardError(1.0, 7), 0.05) == pytest.approx(1.0)
 
 
 def test_no_number_of_seeds_is_enough() -> None:
     assert count_seeds_needed(0.0, 1.0, None, 0.05) is None
     assert count_seeds_needed(1e-4, 1.0, None, 0.05) is None
-    few_items = Error(1.0, 99)
+    few_items = StandardError(1.0, 99)
     assert count_seeds_needed(1.0, 0.5, lambda n: few_items, 0.05) is None
-    many_items = count_seeds_needed(1.0, 0.5, lambda n: Error(0.2, 9999), 0.05)
+    many_items = count_seeds_needed(1.0, 0.5, lambda n: StandardError(0.2, 9999), 0.05)
     alone = count_seeds_needed(1.0, 0.5, None, 0.05)
     assert many_items is not None and alone is not None
-    assert MOST_SEEDS > many_items >= alone
+    assert MAX_SEEDS > many_items >= alone
 
 
 @given(several, st.floats(-50, 50))
@@ -192,8 +192,8 @@ def test_a_shift_of_all_scores_changes_nothing(
     pairs: list[tuple[float, float]], shift: float
 ) -> None:
     ours, theirs = map(list, zip(*pairs, strict=True))
-    before = measure_seed_error(ours, theirs)
-    after = measure_seed_error([a + shift for a in ours], [b + shift for b in theirs])
+    before = paired_error(ours, theirs)
+    after = paired_error([a + shift for a in ours], [b + shift for b in theirs])
     assert after.se == pytest.approx(before.se, abs=1e-6)
 
 
@@ -201,15 +201,15 @@ def test_a_shift_of_all_scores_changes_nothing(
 def test_the_order_of_seeds_does_not_matter(order: list[int]) -> None:
     ours, theirs = [3.0, 5.0, 4.0, 8.0, 1.0, 2.0], [2.0, 2.5, 4.5, 6.0, 0.0, 3.0]
     mixed = [ours[k] for k in order], [theirs[k] for k in order]
-    assert measure_seed_error(*mixed).se == pytest.approx(measure_seed_error(ours, theirs).se)
+    assert paired_error(*mixed).se == pytest.approx(paired_error(ours, theirs).se)
     differences = [a - b for a, b in zip(*mixed, strict=True)]
     unmixed = [a - b for a, b in zip(ours, theirs, strict=True)]
-    assert flip_signs(differences, generator()) == flip_signs(unmixed, generator())
+    assert sign_flip_p(differences, generator()) == sign_flip_p(unmixed, generator())
 
 
 def test_the_same_difference_everywhere_proves_nothing() -> None:
     """Two seeds of coarse scores: the paired deviation is 0, that of the scores is not."""
-    error = measure_seed_error([50.0, 60.0], [40.0, 50.0])
+    error = paired_error([50.0, 60.0], [40.0, 50.0])
     assert error.se == pytest.approx(math.sqrt(50))
-    assert find_p(10.0, error) > 0.2
-    assert find_p(0.0, Error(0.0, 4)) == 1.0
+    assert p_value(10.0, error) > 0.2
+    assert p_value(0.0, StandardError(0.0, 4)) == 1.0

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from calque.report.comparison import Comparison, ComparisonSettings, compare_results
 from calque.report.results import read_results
-from calque.report.study import Judging, Study, make_study
 from calque.report.tables import (
-    drop_column,
-    list_sentences,
-    tabulate_task,
-    tabulate_verdicts,
+    task_table,
     to_csv,
     to_latex,
     to_markdown,
     to_rich,
+    verdict_sentences,
+    verdict_table,
+    without_column,
 )
 
 DRAWN = runpy.run_path(str(Path(__file__).parents[1] / "drawn_results.py"))
@@ -31,29 +31,31 @@ NASTY = "a_b|[bold]<i>&$%#{}~^\\"
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+def study(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     folder = tmp_path_factory.mktemp("results")
     DRAWN["draw_results"](folder, {"base": 55, "better": 80, NASTY: 56})
-    return make_study(read_results([folder]), "base", judging=Judging(n_resamples=200))
+    return compare_results(
+        read_results([folder]), "base", settings=ComparisonSettings(n_resamples=200)
+    )
 
 
-def test_a_terminal(study: Study) -> None:
+def test_a_terminal(study: Comparison) -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=200)
-    tables = [tabulate_verdicts(study), *(tabulate_task(study, task) for task in study.tasks)]
+    tables = [verdict_table(study), *(task_table(study, task) for task in study.tasks)]
     console.print(*map(to_rich, tables))
     shown = stream.getvalue()
     c = study.tasks[0].models["better"].overall
     assert f"{c.model.mean:.1f} ± {c.model.deviation:.1f}" in shown
     assert f"+{c.difference:.1f} [{c.low:.1f}, {c.high:.1f}]" in shown
     assert NASTY in shown and "▲" in shown and "gap to en" in shown
-    narrow = tabulate_task(study, study.tasks[0], ["better"])
-    assert len(narrow.heads) == 4 and len(narrow.rows) == 3 and len(narrow.below) == 2
-    smaller = drop_column(tables[0], "1 sd rule")
-    assert len(smaller.heads) == len(smaller.rows[0]) == len(tables[0].heads) - 1
+    narrow = task_table(study, study.tasks[0], ["better"])
+    assert len(narrow.headers) == 4 and len(narrow.rows) == 3 and len(narrow.below) == 2
+    smaller = without_column(tables[0], "1 sd rule")
+    assert len(smaller.headers) == len(smaller.rows[0]) == len(tables[0].headers) - 1
 
 
-def test_csv_has_every_comparison(study: Study) -> None:
+def test_csv_has_every_comparison(study: Comparison) -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(study))))
     assert len(rows) == 2 * 2 * (1 + 3 + 1)
     c = study.tasks[1].models["better"].languages["ja"]
@@ -64,7 +66,7 @@ def test_csv_has_every_comparison(study: Study) -> None:
     assert {row["model"] for row in rows} == {"better", NASTY}
 
 
-def test_markdown_tables_have_equal_rows(study: Study) -> None:
+def test_markdown_tables_have_equal_rows(study: Comparison) -> None:
     text = to_markdown(study)
     tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
     assert len(tables) == 3
@@ -76,7 +78,7 @@ def test_markdown_tables_have_equal_rows(study: Study) -> None:
     assert f"better: +{c.difference:.1f}" in text
 
 
-def test_latex_is_escaped(study: Study) -> None:
+def test_latex_is_escaped(study: Comparison) -> None:
     text = to_latex(study)
     escaped = r"a\_b|[bold]$<$i$>$\&\$\%\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}"
     assert escaped in text
@@ -88,17 +90,19 @@ def test_latex_is_escaped(study: Study) -> None:
 
 
 @pytest.fixture(scope="module")
-def crowd(tmp_path_factory: pytest.TempPathFactory) -> Study:
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """Compare thirty models in sixty languages."""
     folder = tmp_path_factory.mktemp("crowd")
     names = {"base": 55, **{f"alignment-{k}": 60 for k in range(30)}}
     languages = ("en", *(f"l{k}" for k in range(1, 60)))
     options = {"tasks": ["pos"], "languages": languages, "seeds": [1, 2], "with_items": False}
     DRAWN["draw_results"](folder, names, **options)
-    return make_study(read_results([folder]), "base", judging=Judging(n_resamples=100))
+    return compare_results(
+        read_results([folder]), "base", settings=ComparisonSettings(n_resamples=100)
+    )
 
 
-def test_latex_has_tables_that_pages_have_room_for(crowd: Study) -> None:
+def test_latex_has_tables_that_pages_have_room_for(crowd: Comparison) -> None:
     text = to_latex(crowd)
     tables = re.findall(r"\\begin{tabular}.*?\\end{tabular}", text, re.S)
     found = set()
@@ -131,8 +135,8 @@ def test_latex_compiles(name: str, request: pytest.FixtureRequest, tmp_path: Pat
     assert "Overfull" not in done.stdout and "too large for page" not in done.stdout
 
 
-def test_sentences(study: Study) -> None:
-    lines = list_sentences(study)
+def test_sentences(study: Comparison) -> None:
+    lines = verdict_sentences(study)
     assert len(lines) == 2 * (2 + 2 + 1)
     assert lines[0].startswith("better: +") and "on pos: helps (5 seeds; p " in lines[0]
     assert lines[4] == "better, 2 tasks: helps on 2, hurts on 0"

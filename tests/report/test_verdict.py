@@ -10,12 +10,17 @@ import pytest
 from statsmodels.stats.power import TTestPower
 
 from calque.report.bootstrap import ItemErrors
-from calque.report.comparison import Comparison
-from calque.report.statistics import Error, Spread
-from calque.report.verdict import count_verdicts, judge, name_category, say
+from calque.report.difference import Difference
+from calque.report.statistics import Spread, StandardError
+from calque.report.verdict import (
+    assign_verdicts,
+    summarize_verdicts,
+    verdict_name,
+    verdict_sentence,
+)
 
 
-def make(p: float | None = 0.5, **changes: Any) -> Comparison:
+def make(p: float | None = 0.5, **changes: Any) -> Difference:
     """+0.4 [−0.2, 1.0] with five seeds, as the papers have it."""
     given = {
         "task": "ner",
@@ -32,14 +37,16 @@ def make(p: float | None = 0.5, **changes: Any) -> Comparison:
         "item_high": 0.7,
         "n_items": 9000,
         "deviation": 0.64,
-        "item_errors": ItemErrors(Error(0.01, 8999), Error(0.01, 500), Error(0.01, 8999)),
+        "item_errors": ItemErrors(
+            StandardError(0.01, 8999), StandardError(0.01, 500), StandardError(0.01, 8999)
+        ),
     }
-    return Comparison(**(given | changes))
+    return Difference(**(given | changes))
 
 
-def word(comparison: Comparison, *family: Comparison) -> str:
-    judged = judge([comparison, *family], alpha=0.05, correction="holm")[0]
-    return say(judged, "weak", correction="holm")
+def word(comparison: Difference, *family: Difference) -> str:
+    judged = assign_verdicts([comparison, *family], alpha=0.05, correction="holm")[0]
+    return verdict_sentence(judged, "weak", correction="holm")
 
 
 def test_within_noise() -> None:
@@ -48,7 +55,7 @@ def test_within_noise() -> None:
     assert math.ceil(needed) == 23
     assert word(make(0.13)) == (
         "weak: +0.4 [−0.2, 1.0] on ner: within noise with 5 seeds;"
-        " 23 seeds would be needed to see it"
+        " 23 seeds would be needed to detect it"
     )
 
 
@@ -69,7 +76,7 @@ def test_correction_takes_a_verdict_back() -> None:
 
 
 def test_resampled_items_must_agree() -> None:
-    (judged,) = judge([make(0.01, item_low=-0.1)], alpha=0.05, correction="holm")
+    (judged,) = assign_verdicts([make(0.01, item_low=-0.1)], alpha=0.05, correction="holm")
     assert judged.category == "within noise"
 
 
@@ -78,7 +85,7 @@ def test_resampled_items_must_agree() -> None:
     [
         (
             {"p": None, "model": Spread(68.1, None, 1), "baseline": Spread(67.7, None, 1)},
-            "cannot tell from one seed",
+            "one seed is not enough for a verdict",
         ),
         (
             {
@@ -87,26 +94,32 @@ def test_resampled_items_must_agree() -> None:
                 "baseline": Spread(67.7, 0.0, 1, True),
                 "item_errors": None,
             },
-            "cannot tell without seeds or test items",
+            "a verdict needs seeds or test items",
         ),
-        ({"n_items": 0, "item_errors": None}, "5 seeds, test items unknown; 23 seeds"),
-        ({"paired": False}, "within noise with 5 seeds a model, unpaired"),
-        ({"difference": 0.001}, "there is next to nothing to see"),
+        ({"n_items": 0, "item_errors": None}, "5 seeds, without test items; 23 seeds"),
+        ({"paired": False}, "within noise with 5 seeds per model, unpaired"),
+        ({"difference": 0.001}, "the difference is close to zero"),
         ({"deviation": 9.0}, "more than 1,000 seeds would be needed"),
         (
-            {"item_errors": ItemErrors(Error(0.3, 500), Error(0.3, 90), Error(0.2, 500))},
-            "no number of seeds would show it on these items: about 2.0 times as many",
+            {
+                "item_errors": ItemErrors(
+                    StandardError(0.3, 500), StandardError(0.3, 90), StandardError(0.2, 500)
+                )
+            },
+            "no number of seeds would detect it on these items: about 2.0 times as many",
         ),
         (
             {
                 "model": Spread(68.1, 0.0, 1, True),
                 "baseline": Spread(67.7, 0.0, 1, True),
                 "deviation": None,
-                "item_errors": ItemErrors(Error(0.2, 500), Error(0.3, 90), Error(0.2, 500)),
+                "item_errors": ItemErrors(
+                    StandardError(0.2, 500), StandardError(0.3, 90), StandardError(0.2, 500)
+                ),
             },
             "within noise with 9,000 test items, no seeds; about 2.0 times as many test items",
         ),
-        ({"difference": 0.0, "low": 0.0, "high": 0.0}, "no difference at all"),
+        ({"difference": 0.0, "low": 0.0, "high": 0.0}, "there is no difference"),
         ({"deviation": 0.05}, "a few more seeds would decide"),
     ],
 )
@@ -118,21 +131,24 @@ def test_gaps_narrow_and_widen() -> None:
     narrowed = make(
         0.001, scope="gap", difference=-0.4, low=-0.6, high=-0.2, item_low=-0.5, item_high=-0.1
     )
-    (judged,) = judge([narrowed], alpha=0.05, correction="none")
-    assert (judged.category, name_category(judged)) == ("helps", "narrowed")
-    assert say(judged, "weak", correction="none") == (
+    (judged,) = assign_verdicts([narrowed], alpha=0.05, correction="none")
+    assert (judged.category, verdict_name(judged)) == ("helps", "narrowed")
+    assert verdict_sentence(judged, "weak", correction="none") == (
         "weak: −0.4 [−0.6, −0.2] on the gap of ner: narrowed (5 seeds; p = 0.001)"
     )
     # Of errors too: gaps are turned so that above 0 is behind the source.
-    (judged,) = judge([replace(narrowed, higher_is_better=False)], alpha=0.05, correction="none")
-    assert name_category(judged) == "narrowed"
+    (judged,) = assign_verdicts(
+        [replace(narrowed, higher_is_better=False)], alpha=0.05, correction="none"
+    )
+    assert verdict_name(judged) == "narrowed"
 
 
 def test_families() -> None:
-    judged = judge([make(0.03), make(None), make(0.02)], alpha=0.05, correction="bh")
+    judged = assign_verdicts([make(0.03), make(None), make(0.02)], alpha=0.05, correction="bh")
     assert [each.p_adjusted for each in judged] == [0.03, None, 0.03]
     assert [each.n_tests for each in judged] == [2, 2, 2]
     assert [each.category for each in judged] == ["helps", "cannot tell", "helps"]
     assert (
-        count_verdicts(judged, "weak") == "weak, 3 tasks: helps on 2, hurts on 0, cannot tell on 1"
+        summarize_verdicts(judged, "weak")
+        == "weak, 3 tasks: helps on 2, hurts on 0, cannot tell on 1"
     )

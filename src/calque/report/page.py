@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that needs nothing else: no script, no font, no network."""
+"""A comparison as one self-contained HTML page: no script, no font, no network."""
 
 from __future__ import annotations
 
@@ -7,49 +7,57 @@ from functools import partial
 from html import escape
 from importlib import resources
 
-from calque.report.comparison import Comparison
-from calque.report.study import Study, TaskStudy
-from calque.report.svg import Interval, draw_intervals, draw_layers, draw_mark, draw_seeds
+from calque.report.comparison import Comparison, TaskComparison
+from calque.report.difference import Difference
+from calque.report.plots import (
+    COLORS,
+    IntervalMark,
+    check_matplotlib,
+    page_style,
+    plot_differences,
+    plot_layers,
+    plot_seeds,
+    to_svg,
+)
 from calque.report.tables import (
     ResultTable,
-    explain_judging,
-    find_language,
-    name_models,
-    show_spread,
-    tabulate_task,
-    tabulate_verdicts,
+    describe_method,
+    language_difference,
+    short_model_names,
+    task_table,
+    verdict_table,
 )
-from calque.report.verdict import count_verdicts, name_category, say, show_difference, show_p, sign
+from calque.report.verdict import summarize_verdicts, verdict_name, verdict_sentence
 
-# What readers must know to believe a verdict or not; the documentation says it at length.
-HOW = (
-    "A verdict needs three things at once: the difference stands out from how much seeds differ"
-    " (t-test, paired by seed where seeds are shared), from how much test items differ (each"
-    " item's share of the difference; for accuracies McNemar's test), and from both together"
-    " (min F′, Clark 1973). The largest of the three p counts, corrected for the number of"
-    " comparisons; by-language marks are corrected over all languages and tasks. Intervals take"
-    " both errors together. Where no seed matters, items alone decide, and where items are"
-    " unknown, seeds alone.",
-    "The rule of one standard deviation is Wu and Dredze's (2020): a mean farther from the"
-    " baseline's than one standard deviation of the baseline over seeds. It knows nothing of how"
-    " many comparisons are made and is shown for reference.",
-    "The transfer gap is the score in the source language minus the mean of the others. A gap may"
-    " also narrow because the source got worse.",
-    "Seeds needed: with so many, a true difference as large as the one seen would be found in"
-    " four of five studies. The difference seen is itself uncertain: take it as a plan's order"
+METHOD = (
+    "A verdict requires three things at once: the difference is significant over seeds (t-test,"
+    " paired by seed where seeds are shared), over test items (contribution of each item to the"
+    " difference; for accuracies McNemar's test), and over both together (min F′, Clark 1973). The"
+    " largest of the three p-values counts, corrected for the number of comparisons; marks by"
+    " language are corrected over all languages and tasks. Intervals combine both errors. If seeds"
+    " do not matter, only items are tested; if items are unknown, only seeds.",
+    "The rule of one standard deviation (Wu and Dredze, 2020) asks whether a mean is farther from"
+    " the baseline's mean than the standard deviation of the baseline over seeds. It ignores how"
+    " many comparisons are made and is shown for reference only.",
+    "The transfer gap is the score in the source language minus the mean of the other languages."
+    " A gap may also narrow because the source language got worse.",
+    "Seeds needed: the number of seeds with which a true difference of the observed size would be"
+    " detected in four of five studies. The observed difference is uncertain, so this is an order"
     " of magnitude.",
 )
 
 
-def make_page(study: Study) -> str:
-    """Write the page."""
-    names = name_models(study)
-    title = f"Comparison with {names[study.baseline]}"
+def build_page(comparison: Comparison) -> str:
+    """Return the page as HTML text."""
+    check_matplotlib()
+    title = f"Comparison with {short_model_names(comparison)[comparison.baseline]}"
     style = resources.files("calque.report").joinpath("page.css").read_text("utf-8")
     links = "".join(
-        f'<li><a href="#task-{place}">{escape(task.task)}</a></li>'
-        for place, task in enumerate(study.tasks)
+        f'<li><a href="#task-{number}">{escape(task.task)}</a></li>'
+        for number, task in enumerate(comparison.tasks)
     )
+    with page_style():
+        tasks = [_show_task(comparison, task, k) for k, task in enumerate(comparison.tasks)]
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -57,34 +65,35 @@ def make_page(study: Study) -> str:
         f"<title>{escape(title)}</title>",
         f"<style>\n{style}</style></head><body>",
         f"<header><h1>{escape(title)}</h1>",
-        f'<p class="soft">{escape(explain_judging(study))}</p>',
+        f'<p class="soft">{escape(describe_method(comparison))}</p>',
         f'<nav aria-label="tasks"><ul>{links}</ul></nav></header><main>',
-        _list_verdicts(study),
-        _list_notes(study.notes),
-        _lay_out(tabulate_verdicts(study)),
-        *(_show_task(study, task, place) for place, task in enumerate(study.tasks)),
-        "<section><h2>How it was judged</h2>",
-        *(f"<p>{escape(text)}</p>" for text in HOW),
+        _list_verdicts(comparison),
+        _list_notes(comparison.notes),
+        _html_table(verdict_table(comparison)),
+        *tasks,
+        "<section><h2>How verdicts are reached</h2>",
+        *(f"<p>{escape(text)}</p>" for text in METHOD),
         "</section></main></body></html>",
     ]
     return "\n".join(part for part in parts if part) + "\n"
 
 
-def _list_verdicts(study: Study) -> str:
-    """List what is to be made of it, a sentence a task."""
-    names, judging, parts = name_models(study), study.judging, []
-    for model in study.models:
-        cells = [task.models[model] for task in study.tasks if model in task.models]
+def _list_verdicts(comparison: Comparison) -> str:
+    """Return all verdicts, one sentence per model and task."""
+    names, settings, parts = short_model_names(comparison), comparison.settings, []
+    for model in comparison.models:
+        cells = [task.models[model] for task in comparison.tasks if model in task.models]
         if not cells:
             continue
-        summary = count_verdicts([cell.overall for cell in cells], names[model])
+        summary = summarize_verdicts([cell.overall for cell in cells], names[model])
         parts.append(f"<h3>{escape(summary)}</h3>")
-        found = [cell.overall for cell in cells] + [cell.gap for cell in cells if cell.gap]
         lines = []
-        for each in found:
-            text = say(each, names[model], alpha=judging.alpha, correction=judging.correction)
-            start, _, rest = text.rpartition(f": {name_category(each)}")
-            word = f": <b>{escape(name_category(each))}</b>" if start else ""
+        for each in [cell.overall for cell in cells] + [cell.gap for cell in cells if cell.gap]:
+            text = verdict_sentence(
+                each, names[model], alpha=settings.alpha, correction=settings.correction
+            )
+            start, _, rest = text.rpartition(f": {verdict_name(each)}")
+            word = f": <b>{escape(verdict_name(each))}</b>" if start else ""
             shown = f"{escape(start)}{word}{escape(rest)}"
             lines.append(f'<li class="{each.category.replace(" ", "-")}">{shown}</li>')
         parts.append(f'<ul class="verdicts">{"".join(lines)}</ul>')
@@ -95,64 +104,59 @@ def _list_notes(notes: Sequence[str]) -> str:
     if not notes:
         return ""
     lines = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return f'<section class="mind"><h3>Mind</h3><ul>{lines}</ul></section>'
+    return f'<section class="notes"><h3>Notes</h3><ul>{lines}</ul></section>'
 
 
-def _show_task(study: Study, task: TaskStudy, place: int) -> str:
-    """Show a task: by language, by seed, by layer."""
-    names = name_models(study)
-    places = {names[model]: place for place, model in enumerate([study.baseline, *study.models])}
-    compared = {names[model]: places[names[model]] for model in task.models}
-    parts = [f'<section id="task-{place}"><h2>{escape(task.task)}</h2>']
-    parts.append(_lay_out(tabulate_task(study, task)))
-    parts.append("<h3>By language</h3>")
-    parts.append(_make_legend(compared))
-    unit = f"{task.metric}: points against {names[study.baseline]}"
+def _show_task(comparison: Comparison, task: TaskComparison, number: int) -> str:
+    """Return the section of a task: table, differences by language, seeds and layers."""
+    names = short_model_names(comparison)
+    all_models = [comparison.baseline, *comparison.models]
+    numbers = {names[model]: k for k, model in enumerate(all_models)}
+    compared = {names[model]: numbers[names[model]] for model in task.models}
+    parts = [f'<section id="task-{number}"><h2>{escape(task.task)}</h2>']
+    parts += [_html_table(task_table(comparison, task)), "<h3>By language</h3>", _legend(compared)]
+    label = f"{task.metric}: points compared with {names[comparison.baseline]}"
     better = "right" if task.higher_is_better else "left"
     caption = (
-        f"Differences with their intervals; better is to the {better}. A filled mark is a verdict"
-        " after correction, an empty one is within noise."
+        f"Differences with their intervals; better is to the {better}. Filled marks are significant"
+        " after correction, empty marks are within noise."
     )
-    parts.append(_frame(draw_intervals(_collect(study, task), compared, label=unit), caption))
-    seeds = _average_seeds(study, task)
+    figure = plot_differences(_intervals(comparison, task), compared, label=label)
+    parts.append(_figure(to_svg(figure, label), caption))
+    seeds = _mean_by_seed(comparison, task)
     if any(len(by_seed) > 1 for by_seed in seeds.values()):
-        parts.append("<h3>By seed</h3>")
-        caption = "Mean of the languages of each run; lines join runs with the same seed."
-        parts.append(_frame(draw_seeds(seeds, places, label=f"{task.metric} (%)"), caption))
+        label = f"{task.metric} (%)"
+        caption = "Mean over the languages of each run; lines join runs with the same seed."
+        svg = to_svg(plot_seeds(seeds, numbers, label=label), f"{label} by seed")
+        parts += ["<h3>By seed</h3>", _figure(svg, caption)]
     if task.layers:
-        parts.append("<h3>By layer</h3>")
+        label = f"{task.metric} (%)"
         lines = {names[model]: line for model, line in task.layers.items()}
-        parts.append(_make_legend({name: places[name] for name in lines}))
-        caption = "Mean of languages and seeds."
-        parts.append(_frame(draw_layers(lines, places, label=f"{task.metric} (%)"), caption))
+        svg = to_svg(plot_layers({"": lines}, label=label), f"{label} by layer")
+        parts += ["<h3>By layer</h3>", _figure(svg, "Mean over languages and seeds.")]
     return "\n".join([*parts, "</section>"])
 
 
-def _collect(study: Study, task: TaskStudy) -> dict[str, dict[str, Interval]]:
-    """Gather the differences of all models by language, then their mean."""
-    names = name_models(study)
+def _intervals(comparison: Comparison, task: TaskComparison) -> dict[str, dict[str, IntervalMark]]:
+    """Return the intervals of all models by language, and of their mean."""
+    names = short_model_names(comparison)
 
-    def gather(find: Callable[[str], Comparison | None]) -> dict[str, Interval]:
+    def collect(find: Callable[[str], Difference | None]) -> dict[str, IntervalMark]:
         found = {names[model]: find(model) for model in task.models}
-        return {name: _describe(c, name) for name, c in found.items() if c is not None}
+        return {
+            name: IntervalMark(c.difference, c.low, c.high, c.category in ("helps", "hurts"))
+            for name, c in found.items()
+            if c is not None
+        }
 
-    rows = {name: gather(partial(find_language, task, name)) for name in task.languages}
+    rows = {name: collect(partial(language_difference, task, name)) for name in task.languages}
     rows = {language: row for language, row in rows.items() if row}
-    return {**rows, "mean": gather(lambda model: task.models[model].overall)}
+    return {**rows, "mean": collect(lambda model: task.models[model].overall)}
 
 
-def _describe(c: Comparison, model: str) -> Interval:
-    p = "" if c.p_adjusted is None else f", p {show_p(c.p_adjusted)}"
-    spreads = f"{show_spread(c.model)} against {show_spread(c.baseline)}"
-    title = f"{model}, {c.name}: {show_difference(c)} ({spreads}{p}): {name_category(c)}"
-    if c.hedges_g is not None:
-        title += f", Hedges' g {sign(c.hedges_g)}"
-    return Interval(c.difference, c.low, c.high, title, sure=c.category in ("helps", "hurts"))
-
-
-def _average_seeds(study: Study, task: TaskStudy) -> dict[str, dict[str, float]]:
-    """Average the languages that every run of every model has, by model and seed."""
-    names, runs = name_models(study), []
+def _mean_by_seed(comparison: Comparison, task: TaskComparison) -> dict[str, dict[str, float]]:
+    """Return the mean over the languages that all runs have, by model and seed."""
+    names, runs = short_model_names(comparison), []
     for by_language in task.scores.values():
         seeds = {seed for by_seed in by_language.values() for seed in by_seed}
         runs += [{name for name, by in by_language.items() if seed in by} for seed in seeds]
@@ -166,50 +170,49 @@ def _average_seeds(study: Study, task: TaskStudy) -> dict[str, dict[str, float]]
     return averages
 
 
-def _make_legend(places: Mapping[str, int]) -> str:
-    marks = [
-        f'<li><svg viewBox="0 0 14 14" aria-hidden="true">{draw_mark(7, 7, place)}</svg>'
-        f"{escape(name)}</li>"
-        for name, place in places.items()
+def _legend(numbers: Mapping[str, int]) -> str:
+    entries = [
+        f'<li><span style="color: {COLORS[number % len(COLORS)]}">●</span> {escape(name)}</li>'
+        for name, number in numbers.items()
     ]
-    return f'<ul class="legend">{"".join(marks)}</ul>'
+    return f'<ul class="legend">{"".join(entries)}</ul>'
 
 
-def _frame(picture: str, caption: str) -> str:
+def _figure(svg: str, caption: str) -> str:
     caption = f"<figcaption>{escape(caption)}</figcaption>"
-    return f'<figure><div class="wide">{picture}</div>{caption}</figure>'
+    return f'<figure><div class="wide">{svg}</div>{caption}</figure>'
 
 
-def _lay_out(table: ResultTable) -> str:
-    """Write a table in HTML; a verdict is colored, and said in words too."""
+def _html_table(table: ResultTable) -> str:
+    """Return a table in HTML; verdicts are colored and written out."""
 
     def line(row: Sequence[str], kind: str = "") -> str:
         cells = [
             f'<th scope="row" class="word">{escape(cell)}</th>'
-            if place == 0
+            if column == 0
             else f'<td class="word">{escape(cell)}</td>'
-            if place < table.n_words
-            else f"<td{_color(cell)}>{escape(cell)}</td>"
-            for place, cell in enumerate(row)
+            if column < table.n_words
+            else f"<td{_verdict_class(cell)}>{escape(cell)}</td>"
+            for column, cell in enumerate(row)
         ]
         return f"<tr{kind}>{''.join(cells)}</tr>"
 
-    heads = [
-        f'<th scope="col"{" class=word" if place < table.n_words else ""}>{escape(head)}</th>'
-        for place, head in enumerate(table.heads)
+    headers = [
+        f'<th scope="col"{" class=word" if column < table.n_words else ""}>{escape(header)}</th>'
+        for column, header in enumerate(table.headers)
     ]
     below = [
-        line(row, f' class="below{"" if place else " first"}"')
-        for place, row in enumerate(table.below)
+        line(row, f' class="below{"" if number else " first"}"')
+        for number, row in enumerate(table.below)
     ]
     body = "".join([*map(line, table.rows), *below])
     return (
         f'<div class="wide"><table><caption>{escape(table.caption)}</caption>'
-        f"<thead><tr>{''.join(heads)}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<thead><tr>{''.join(headers)}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def _color(cell: str) -> str:
+def _verdict_class(cell: str) -> str:
     for kind, signs in {"helps": ("helps", "▲"), "hurts": ("hurts", "▼")}.items():
         if cell.endswith(signs):
             return f' class="{kind}"'

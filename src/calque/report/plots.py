@@ -1,19 +1,22 @@
-"""Pictures of scores: how models do from layer to layer, and along training.
-
-Pictures of attention between two sentences: how much by layer, and from which word to which.
-"""
+"""All plots, drawn with matplotlib: scores by layer, curves, differences, seeds and attention."""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from calque.errors import InputError, MissingExtra
-from calque.types import PairAttention, Score
+from calque.types import PairAttention
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,68 +26,118 @@ if TYPE_CHECKING:
     FloatArray = npt.NDArray[np.float32]
 
 SUFFIXES = (".png", ".svg", ".pdf")
-MEAN = "mean"
 N_COLUMNS, PANEL_INCHES = 3, (3.6, 2.8)
 LEGEND_COLUMNS = 4
-# Told apart by the color-blind, and by their shapes in black and white (Okabe and Ito, 2008).
+# Distinguishable for color-blind readers, and by their markers in black and white (Okabe and
+# Ito, 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP"
+# Stands for the text color of an HTML page until the SVG text is written.
+PAGE_COLOR = "#010203"
+TOKEN_INCHES = 0.24
+DEFAULT_FONT = "DejaVu Sans"  # part of matplotlib
+PLACEHOLDER_FONT = "Last Resort"  # has an empty box for every character
+MIN_DARKNESS = 0.02  # lines with a smaller share of the maximum are left out
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a picture that cannot be made, before the work begins."""
+    """Raise InputError if a plot cannot be written to this path."""
     if path.suffix not in SUFFIXES:
         fix = f"name it {path.stem}.png, .svg or .pdf"
-        raise InputError(f"no picture is written as {path.suffix!r}", file=path, fix=fix)
+        raise InputError(f"plots cannot be written as {path.suffix!r}", file=path, fix=fix)
     if not path.parent.is_dir():
-        raise InputError("its folder does not exist", file=path, fix=f"mkdir -p {path.parent}")
+        raise InputError("the folder does not exist", file=path, fix=f"mkdir -p {path.parent}")
+    check_matplotlib()
+
+
+def check_matplotlib() -> None:
+    """Raise MissingExtra if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise MissingExtra("matplotlib", "plots") from None
 
 
-def plot_layers(scores: Sequence[Score], metric: str, *, label: str | None = None) -> Figure:
-    """Draw a metric by layer, a line for each model, a panel for each language and the mean.
+def save_plot(figure: Figure, path: Path) -> None:
+    """Write a plot to a file that appears only when it is complete."""
+    draft = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        figure.savefig(draft, dpi=150)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
-    With word alignments it is Figure 2 of XLM-Align (Chi et al., 2021).
+
+@contextmanager
+def page_style() -> Iterator[None]:
+    """Draw text and lines in PAGE_COLOR, which `to_svg` replaces by the text color of the page."""
+    import matplotlib
+
+    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "calque"}
+    for key in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"):
+        style[key] = PAGE_COLOR
+    with matplotlib.rc_context(style):
+        yield
+
+
+def to_svg(figure: Figure, label: str) -> str:
+    """Return a figure as SVG text for an HTML page, with a label for screen readers."""
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    text = re.sub(r"<metadata>.*?</metadata>", "", stream.getvalue(), flags=re.DOTALL)
+    text = re.sub(r'xmlns(:\w+)?="[^"]*" ?', "", text[text.index("<svg ") + 5 :].strip())
+    text = text.replace("xlink:href", "href").replace(PAGE_COLOR, "currentColor")
+    return f'<svg role="img" aria-label="{escape(label)}" {text}'
+
+
+def plot_layers(panels: Mapping[str, Mapping[str, Mapping[int, float]]], *, label: str) -> Figure:
+    """Draw scores by layer: one panel per title, such as a language, and one line per model.
+
+    With alignment error rates it is Figure 2 of XLM-Align (Chi et al., 2021).
+
+    Args:
+        panels: Title of a panel → model → layer → score.
+        label: Label of the vertical axis.
     """
     from matplotlib.figure import Figure
 
-    mine = [score for score in scores if score.metric == metric and score.layer is not None]
-    if not mine:
-        raise InputError(f"no {metric} by layer to draw", fix="score several layers")
-    languages = list(dict.fromkeys(score.language for score in mine))
-    if len(languages) == 2 and MEAN in languages:  # of one language
-        languages.remove(MEAN)
-    names = shorten_names(dict.fromkeys(score.model for score in mine))
-    n_columns = min(N_COLUMNS, math.ceil(math.sqrt(len(languages))))
-    n_rows = math.ceil(len(languages) / n_columns)
+    models = dict.fromkeys(model for curves in panels.values() for model in curves)
+    if not models:
+        raise InputError("there are no scores by layer to draw", fix="measure several layers")
+    names = shorten_names(models)
+    n_columns = min(N_COLUMNS, math.ceil(math.sqrt(len(panels))))
+    n_rows = math.ceil(len(panels) / n_columns)
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width * n_columns, height * n_rows), layout="constrained")
-    panels = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
-    for language, panel in zip(languages, panels, strict=False):
-        _draw_panel(panel, [score for score in mine if score.language == language], names)
-        panel.set_title(language, fontsize="medium")
-    for panel in panels[len(languages) :]:
+    axes = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
+    for (title, curves), panel in zip(panels.items(), axes, strict=False):
+        for number, (model, name) in enumerate(names.items()):
+            layers = sorted(curves.get(model, {}))
+            _draw_line(panel, layers, [curves[model][layer] for layer in layers], number, name)
+        panel.set_title(title, fontsize="medium")
+    for panel in axes[len(panels) :]:
         panel.set_visible(False)
     figure.supxlabel("layer")
-    figure.supylabel(label or metric)
-    _add_legend(figure, *panels[0].get_legend_handles_labels(), most=1 + n_columns)
+    figure.supylabel(label)
+    _add_legend(figure, *axes[0].get_legend_handles_labels(), most=1 + n_columns)
     return figure
 
 
 def plot_transfer(
     curves: Mapping[str, Sequence[tuple[int, float, float]]], *, label: str = "score (%)"
 ) -> Figure:
-    """Draw (step, source, others) of runs: others, source and the gap between, a line a run.
+    """Draw the transfer gap along training: other languages, source language and gap.
+
+    `curves` maps runs to (step, score of the source, mean of the others).
 
     It is Figure 5 of MetaXLM (Chi et al., 2021).
     """
     from matplotlib.figure import Figure
 
     if not any(curves.values()):
-        raise InputError("no transfer to draw", fix="train with a `probe` in the recipe")
+        raise InputError(
+            "there are no probe scores to plot", fix="train with a `probe` in the recipe"
+        )
     width, height = PANEL_INCHES
     figure = Figure(figsize=(3 * width, height + 0.6), layout="constrained")
     panels = figure.subplots(1, 3)
@@ -106,15 +159,15 @@ def plot_transfer(
 def plot_curves(
     panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], *, across: str, label: str
 ) -> Figure:
-    """Draw (step, value) of runs, a line a run, a panel for each title.
+    """Draw curves of (step, value): one panel per title, one line per run.
 
-    With BLEU by updates it is the picture in Table 3 of VECO (Luo et al., 2021).
+    With BLEU by updates it is the plot in Table 3 of VECO (Luo et al., 2021).
     """
     from matplotlib.figure import Figure
 
     runs = list(dict.fromkeys(run for curves in panels.values() for run in curves))
     if not runs:
-        raise InputError("no curves to draw", fix="give a run")
+        raise InputError("there are no curves to plot", fix="pass at least one run")
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width * len(panels), height + 0.6), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False).ravel()
@@ -132,10 +185,108 @@ def plot_curves(
     return figure
 
 
+@dataclass(frozen=True, slots=True)
+class IntervalMark:
+    """A difference and the bounds of its interval; `significant` ones are drawn filled."""
+
+    middle: float
+    low: float | None
+    high: float | None
+    significant: bool = False
+
+
+def plot_differences(
+    rows: Mapping[str, Mapping[str, IntervalMark]], numbers: Mapping[str, int], *, label: str
+) -> Figure:
+    """Draw differences with their intervals: one row per language, one mark per model.
+
+    The number of a model decides its color and marker; it is the same in all plots of a page.
+    """
+    from matplotlib.figure import Figure
+
+    height = 0.9 + 0.17 * len(rows) * (len(numbers) + 0.5)
+    figure = Figure(figsize=(7.5, height), layout="constrained")
+    panel = figure.subplots()
+    for k, by_model in enumerate(rows.values()):
+        for line, (model, number) in enumerate(numbers.items()):
+            if model not in by_model:
+                continue
+            mark = by_model[model]
+            y = k + (line + 0.75) / (len(numbers) + 0.5) - 0.5
+            color, marker = _style(number)
+            if mark.low is not None and mark.high is not None:
+                panel.plot([mark.low, mark.high], [y, y], color=color, linewidth=1.5)
+            fill = color if mark.significant else "none"
+            panel.plot(
+                mark.middle, y, marker=marker, markersize=5, color=color, markerfacecolor=fill
+            )
+    panel.axvline(0, color=PAGE_COLOR, linewidth=1, linestyle="--")
+    panel.set_yticks(range(len(rows)), list(rows))
+    panel.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+    panel.set_xlabel(label)
+    panel.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def plot_seeds(
+    scores: Mapping[str, Mapping[str, float]], numbers: Mapping[str, int], *, label: str
+) -> Figure:
+    """Draw the score of every seed: one column per model; lines join equal seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 2.8), layout="constrained")
+    panel = figure.subplots()
+    columns = {model: column for column, model in enumerate(scores)}
+    for before, after in pairwise(scores):
+        for seed in [seed for seed in scores[before] if seed in scores[after]]:
+            ends = [scores[before][seed], scores[after][seed]]
+            panel.plot([columns[before], columns[after]], ends, color=PAGE_COLOR, alpha=0.3)
+    for model, by_seed in scores.items():
+        color, marker = _style(numbers[model])
+        xs = [columns[model]] * len(by_seed)
+        panel.plot(xs, list(by_seed.values()), marker=marker, linestyle="none", color=color)
+    panel.set_xticks(range(len(scores)), list(scores))
+    panel.set_xlim(-0.5, len(scores) - 0.5)
+    panel.set_ylabel(label)
+    panel.grid(axis="y", alpha=0.3)
+    return figure
+
+
+def shorten_names(models: Iterable[str]) -> dict[str, str]:
+    """Return short names of models: the last part of a path, if these are all different.
+
+    The folder `model` of a run is shown together with the run.
+
+    >>> shorten_names(["runs/a", "runs/b"]), shorten_names(["/runs/a/model", "calque-mini"])
+    ({'runs/a': 'a', 'runs/b': 'b'}, {'/runs/a/model': 'a/model', 'calque-mini': 'calque-mini'})
+    """
+    last = {model: _last_part(model) for model in models}
+    return last if len(set(last.values())) == len(last) else {model: model for model in last}
+
+
+def _last_part(model: str) -> str:
+    parts = model.rstrip("/").split("/")
+    return "/".join(parts[-2:] if parts[-1] == "model" else parts[-1:]).lstrip("/")
+
+
+def _draw_line(
+    panel: Axes, steps: Sequence[int], values: Sequence[float], number: int, name: str
+) -> None:
+    """Draw the line of a model or run in the color and with the marker of its number."""
+    from matplotlib.ticker import MaxNLocator
+
+    # When the colors are used up, lines are dashed.
+    style = "-" if number < len(COLORS) else "--"
+    color, marker = _style(number)
+    panel.plot(steps, values, style, color=color, marker=marker, markersize=4, label=name)
+    panel.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+    panel.grid(alpha=0.3)
+
+
 def _add_legend(
     figure: Figure, lines: Sequence[Any], names: Sequence[str], *, most: int = LEGEND_COLUMNS
 ) -> None:
-    """Name the lines above the panels, in as many columns as there is room for."""
+    """Add a legend above the panels, with as many columns as fit."""
     for columns in range(min(len(names), most), 0, -1):
         legend = figure.legend(
             lines, names, loc="outside upper center", ncols=columns, frameon=False
@@ -146,74 +297,18 @@ def _add_legend(
         legend.remove()
 
 
-def save_plot(figure: Figure, path: Path) -> None:
-    """Write a picture, whole or not at all."""
-    draft = path.with_name(f".{path.stem}.partial{path.suffix}")
-    try:
-        figure.savefig(draft, dpi=150)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def shorten_names(models: Iterable[str]) -> dict[str, str]:
-    """Name models by the last part of their paths, or whole where those are the same.
-
-    The folder `model` of a run says nothing without the run.
-
-    >>> shorten_names(["runs/a", "runs/b"]), shorten_names(["/runs/a/model", "calque-mini"])
-    ({'runs/a': 'a', 'runs/b': 'b'}, {'/runs/a/model': 'a/model', 'calque-mini': 'calque-mini'})
-    """
-    last = {model: _take_last(model) for model in models}
-    return last if len(set(last.values())) == len(last) else {model: model for model in last}
-
-
-def _take_last(model: str) -> str:
-    parts = model.rstrip("/").split("/")
-    return "/".join(parts[-2:] if parts[-1] == "model" else parts[-1:]).lstrip("/")
-
-
-def _draw_panel(panel: Axes, scores: Sequence[Score], names: Mapping[str, str]) -> None:
-    for number, (model, name) in enumerate(names.items()):
-        points = sorted((s.layer or 0, 100 * s.value) for s in scores if s.model == model)
-        _draw_line(panel, [x for x, _ in points], [y for _, y in points], number, name)
-
-
-def _draw_line(
-    panel: Axes, steps: Sequence[int], values: Sequence[float], number: int, name: str
-) -> None:
-    """Draw the line of the model or run of a number, in its colour and shape."""
-    from matplotlib.ticker import MaxNLocator
-
-    # Beyond the colours, lines are dashed.
-    style = "-" if number < len(COLORS) else "--"
-    color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-    panel.plot(steps, values, style, color=color, marker=marker, markersize=4, label=name)
-    panel.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
-    panel.grid(alpha=0.3)
-
-
-N_COLUMNS_ATTENTION_PLOT, PIECE_INCHES = 3, 0.24
-# It comes with matplotlib.
-USUAL_FONT = "DejaVu Sans"
-# A font that has a box for every character there is.
-BOXES = "Last Resort"
-# Lines fainter than this share of the darkest are left out.
-FAINTEST = 0.02
-
-
 def plot_attention(readings: Sequence[PairAttention], *, layer: int | None = None) -> Figure:
-    """Draw the share of attention that crosses by layer, and lines from piece to piece.
+    """Draw the share of attention to the other sentence by layer, and lines between tokens.
 
-    The lines are those of a layer, counted from 1, or the mean over layers; the darker, the more
-    attention, by one scale for all. It is Figure 1 of VECO (Luo et al., 2021), and its sum.
+    The lines show one layer, counted from 1, or the mean over layers; darker lines mean more
+    attention, on one scale for all panels. It extends Figure 1 of VECO (Luo et al., 2021).
     """
     from matplotlib.figure import Figure
 
-    n_columns = min(N_COLUMNS_ATTENTION_PLOT, len(readings))
+    n_columns = min(N_COLUMNS, len(readings))
     n_rows = math.ceil(len(readings) / n_columns)
-    n_pieces = max(max(len(one.src), len(one.tgt)) for one in readings)
-    lines_height = max(2.0, PIECE_INCHES * n_pieces + 0.6)
+    n_tokens = max(max(len(one.src), len(one.tgt)) for one in readings)
+    lines_height = max(2.0, TOKEN_INCHES * n_tokens + 0.6)
     width, height = PANEL_INCHES
     figure = Figure(
         figsize=(max(1.6 * width, width * n_columns), height + 0.6 + lines_height * n_rows),
@@ -224,23 +319,23 @@ def plot_attention(readings: Sequence[PairAttention], *, layer: int | None = Non
     _draw_shares(upper.subplots(), readings)
     upper.legend(loc="outside upper center", ncols=min(2, len(readings)), frameon=False)
     panels = lower.subplots(n_rows, n_columns, squeeze=False).ravel()
-    scores = [_choose(one, layer) for one in readings]
+    scores = [_select_layer(one, layer) for one in readings]
     darkest = max(score.max() for score in scores) or 1.0
     for panel, one, score in zip(panels, readings, scores, strict=False):
         _draw_lines(panel, one, score / darkest)
-        panel.set_title(label_reading(one, readings), fontsize="medium")
+        panel.set_title(attention_label(one, readings), fontsize="medium")
     for panel in panels[len(readings) :]:
         panel.set_visible(False)
     return figure
 
 
-def label_reading(reading: PairAttention, readings: Sequence[PairAttention]) -> str:
-    """Name a reading by its model, shortened, and its kind."""
+def attention_label(reading: PairAttention, readings: Sequence[PairAttention]) -> str:
+    """Return the short name of the model and the kind of attention."""
     return f"{shorten_names(one.model for one in readings)[reading.model]}, {reading.kind}"
 
 
 def find_fonts(text: str) -> tuple[list[str], str]:
-    """Choose fonts that draw a text between them, and give the characters that none draws.
+    """Return fonts that together draw a text, and the characters that no font has.
 
     >>> find_fonts("été")
     (['DejaVu Sans'], '')
@@ -251,9 +346,9 @@ def find_fonts(text: str) -> tuple[list[str], str]:
     left = {character for character in text if not character.isspace()}
     upright = [entry for entry in fontManager.ttflist if entry.style == "normal"]
     files = {entry.name: entry.fname for entry in upright if entry.weight == 400}
-    files = {name: file for name, file in files.items() if not name.startswith(BOXES)}
-    chosen = [USUAL_FONT]
-    for name in sorted(files, key=lambda name: (name != USUAL_FONT, name)):
+    files = {name: file for name, file in files.items() if not name.startswith(PLACEHOLDER_FONT)}
+    chosen = [DEFAULT_FONT]
+    for name in sorted(files, key=lambda name: (name != DEFAULT_FONT, name)):
         if not left:
             break
         try:
@@ -266,8 +361,8 @@ def find_fonts(text: str) -> tuple[list[str], str]:
     return list(dict.fromkeys(chosen)), "".join(sorted(left))
 
 
-def _choose(reading: PairAttention, layer: int | None) -> FloatArray:
-    """Take a layer, or the mean of all; what either sentence gives the other is averaged."""
+def _select_layer(reading: PairAttention, layer: int | None) -> FloatArray:
+    """Return the attention of a layer or the mean of all layers, averaged over both directions."""
     both = (reading.src_to_tgt + reading.tgt_to_src.swapaxes(1, 2)) / 2
     return np.asarray(both.mean(axis=0) if layer is None else both[layer - 1], dtype=np.float32)
 
@@ -276,44 +371,49 @@ def _draw_shares(panel: Axes, readings: Sequence[PairAttention]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for number, one in enumerate(readings):
-        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+        color, marker = _style(number)
         layers, shares = range(1, len(one.shares) + 1), [100 * share for share in one.shares]
-        label = label_reading(one, readings)
+        label = attention_label(one, readings)
         panel.plot(layers, shares, color=color, marker=marker, markersize=4, label=label)
-        panel.axhline(100 * one.even, color=color, linewidth=0.8, linestyle=":")
+        panel.axhline(100 * one.uniform, color=color, linewidth=0.8, linestyle=":")
     panel.set_ylim(0, 100)
     panel.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
-    panel.set_xlabel("layer (dotted: if attention were even)")
-    panel.set_ylabel("to the other sentence (%)")
+    panel.set_xlabel("layer (dotted: uniform attention)")
+    panel.set_ylabel("attention to the other sentence (%)")
     panel.grid(alpha=0.3)
 
 
 def _draw_lines(panel: Axes, reading: PairAttention, darkness: FloatArray) -> None:
-    """Write the pieces in two columns, and join them."""
-    sides = [spread(len(side)) for side in (reading.src, reading.tgt)]
+    """Write the tokens in two columns and join them by lines."""
+    sides = [even_heights(len(side)) for side in (reading.src, reading.tgt)]
     fonts, missing = find_fonts("".join(reading.src + reading.tgt))
     for place, align, names, heights in (
         (-0.04, "right", reading.src, sides[0]),
         (1.04, "left", reading.tgt, sides[1]),
     ):
         for number, (name, height) in enumerate(zip(names, heights, strict=True), start=1):
-            # A piece that no font can draw goes by its number.
+            # A token that no font can draw is shown by its number.
             text = str(number) if set(name) & set(missing) else name
             panel.text(place, height, text, ha=align, va="center", family=fonts, fontsize="small")
     for i, from_height in enumerate(sides[0]):
         for j, to_height in enumerate(sides[1]):
             shade = float(darkness[i, j])
-            if shade >= FAINTEST:
+            if shade >= MIN_DARKNESS:
                 panel.plot([0, 1], [from_height, to_height], color=COLORS[0], alpha=shade)
     panel.set_xlim(-0.5, 1.5)
     panel.set_ylim(-0.05, 1.05)
     panel.axis("off")
 
 
-def spread(n_pieces: int) -> list[float]:
-    """Give heights from the top to the bottom.
+def even_heights(n_tokens: int) -> list[float]:
+    """Return evenly spaced heights from top to bottom.
 
-    >>> spread(3), spread(1)
+    >>> even_heights(3), even_heights(1)
     ([1.0, 0.5, 0.0], [0.5])
     """
-    return [1 - k / (n_pieces - 1) for k in range(n_pieces)] if n_pieces > 1 else [0.5]
+    return [1 - k / (n_tokens - 1) for k in range(n_tokens)] if n_tokens > 1 else [0.5]
+
+
+def _style(number: int) -> tuple[str, str]:
+    """Return the color and marker of a model by its number."""
+    return COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]

@@ -1,4 +1,4 @@
-"""Comparisons as tables: for a terminal, in Markdown, LaTeX and CSV."""
+"""Comparisons as tables: for the terminal, in Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from calque.report.comparison import Comparison
+from calque.report.comparison import Comparison, TaskComparison
+from calque.report.difference import Difference
 from calque.report.plots import shorten_names
 from calque.report.statistics import Spread
-from calque.report.study import Study, TaskStudy
 from calque.report.verdict import (
     CORRECTION_NAMES,
-    count_verdicts,
-    name_category,
-    say,
-    show_difference,
-    show_p,
-    sign,
+    format_difference,
+    format_p,
+    format_signed,
+    summarize_verdicts,
+    verdict_name,
+    verdict_sentence,
 )
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
-# What a page of LaTeX has room for: letters beside each other (360 points in small type), lines
-# below each other, and tables that wait for a later page.
-LATEX_LETTERS, LATEX_ROWS, LATEX_FLOATS = 100, 45, 10
+# Limits of a LaTeX page: characters per line (360 points in small type), rows per table, and
+# floats that may wait for a later page.
+LATEX_CHARACTERS, LATEX_ROWS, LATEX_FLOATS = 100, 45, 10
 MARKS = {"helps": "▲", "hurts": "▼"}
 RULES = {"above": "above", "below": "below", "within": "within", None: "–"}
 LATEX = {
@@ -52,14 +52,14 @@ LATEX = {
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """Cells of text under headings; the first columns are words, the rest numbers.
+    """A table of text cells; the first `n_words` columns are words, the others numbers.
 
-    Lines in `below` come after a rule: means and gaps. Where there is no room, `spare` columns
-    go first.
+    The rows of `below` (means and gaps) follow after a line. If space is short, the columns of
+    `spare` are dropped first.
     """
 
     title: str
-    heads: Sequence[str]
+    headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     below: Sequence[Sequence[str]] = ()
     n_words: int = 1
@@ -67,118 +67,120 @@ class ResultTable:
     spare: Sequence[str] = ()
 
 
-def tabulate_verdicts(study: Study) -> ResultTable:
-    """Tell in a line for each task and model how it did, and what is to be made of it."""
-    names = name_models(study)
-    percent = f"{100 * (1 - study.judging.alpha):g} %"
-    heads = ["task", "model", names[study.baseline], "score", f"difference [{percent}]"]
+def verdict_table(comparison: Comparison) -> ResultTable:
+    """Return one row per task and model: scores, difference, p-value and verdict."""
+    names = short_model_names(comparison)
+    percent = f"{100 * (1 - comparison.settings.alpha):g} %"
+    headers = ["task", "model", names[comparison.baseline], "score", f"difference [{percent}]"]
     rows = []
-    for task in study.tasks:
+    for task in comparison.tasks:
         for model, each in task.models.items():
             c = each.overall
-            p = "–" if c.p_adjusted is None else show_p(c.p_adjusted).removeprefix("= ")
-            cells = [show_spread(c.baseline), show_spread(c.model), show_difference(c), p]
-            rule = [RULES[c.rule], name_category(c)]
+            p = "–" if c.p_adjusted is None else format_p(c.p_adjusted).removeprefix("= ")
+            cells = [format_spread(c.baseline), format_spread(c.model), format_difference(c), p]
+            rule = [RULES[c.rule], verdict_name(c)]
             name = task.task + ("" if task.higher_is_better else " ↓")
             rows.append([name, names[model], *cells, *rule])
     return ResultTable(
-        f"against {names[study.baseline]}",
-        [*heads, "p", "1 sd rule", "verdict"],
+        f"against {names[comparison.baseline]}",
+        [*headers, "p", "1 sd rule", "verdict"],
         rows,
         n_words=2,
-        caption=explain_judging(study),
-        spare=("1 sd rule", names[study.baseline], "score"),
+        caption=describe_method(comparison),
+        spare=("1 sd rule", names[comparison.baseline], "score"),
     )
 
 
-def tabulate_task(
-    study: Study, task: TaskStudy, models: Sequence[str] | None = None
+def task_table(
+    comparison: Comparison, task: TaskComparison, models: Sequence[str] | None = None
 ) -> ResultTable:
-    """Show a task by language: every model, or some, and its difference to the baseline."""
-    names, others = name_models(study), list(task.models if models is None else models)
-    heads = ["language", names[study.baseline]]
+    """Return a task by language: the scores of the models and their differences."""
+    names, others = short_model_names(comparison), list(task.models if models is None else models)
+    headers = ["language", names[comparison.baseline]]
     for model in others:
-        heads += [names[model], "difference"]
+        headers += [names[model], "difference"]
 
-    def line(name: str, find: Callable[[str], Comparison | None]) -> list[str]:
+    def line(name: str, find: Callable[[str], Difference | None]) -> list[str]:
         found = {model: find(model) for model in others}
         first = next((each.baseline for each in found.values() if each is not None), None)
-        cells = [name, "–" if first is None else show_spread(first)]
+        cells = [name, "–" if first is None else format_spread(first)]
         for c in found.values():
             if c is None:
                 cells += ["–", "–"]
             else:
                 mark = MARKS.get(c.category, "")
-                cells += [show_spread(c.model), f"{show_difference(c)} {mark}".rstrip()]
+                cells += [format_spread(c.model), f"{format_difference(c)} {mark}".rstrip()]
         return cells
 
     languages = [
         name for name in task.languages if any(name in task.models[m].languages for m in others)
     ]
-    rows = [line(name, partial(find_language, task, name)) for name in languages]
+    rows = [line(name, partial(language_difference, task, name)) for name in languages]
     below = [line("mean", lambda model: task.models[model].overall)]
     if any(task.models[model].gap is not None for model in others):
         below.append(line(f"gap to {task.source}", lambda model: task.models[model].gap))
     caption = f"{task.metric} (%), {'higher' if task.higher_is_better else 'lower'} is better"
-    return ResultTable(task.task, heads, rows, below, caption=caption)
+    return ResultTable(task.task, headers, rows, below, caption=caption)
 
 
-def find_language(task: TaskStudy, language: str, model: str) -> Comparison | None:
-    """Look up a model's comparison in a language, if it has one."""
+def language_difference(task: TaskComparison, language: str, model: str) -> Difference | None:
+    """Return the difference of a model in a language, if it has one."""
     return task.models[model].languages.get(language)
 
 
-def list_sentences(study: Study) -> list[str]:
-    """Say every verdict in a sentence: a model's tasks, its gaps, then how often it helped."""
-    names, judging = name_models(study), study.judging
+def verdict_sentences(comparison: Comparison) -> list[str]:
+    """Return every verdict as a sentence: for each model its tasks, its gaps and a summary."""
+    names, settings = short_model_names(comparison), comparison.settings
     lines = []
-    for model in study.models:
-        cells = [task.models[model] for task in study.tasks if model in task.models]
+    for model in comparison.models:
+        cells = [task.models[model] for task in comparison.tasks if model in task.models]
         found = [cell.overall for cell in cells] + [cell.gap for cell in cells if cell.gap]
         lines += [
-            say(each, names[model], alpha=judging.alpha, correction=judging.correction)
+            verdict_sentence(
+                each, names[model], alpha=settings.alpha, correction=settings.correction
+            )
             for each in found
         ]
         if cells:
-            lines.append(count_verdicts([cell.overall for cell in cells], names[model]))
+            lines.append(summarize_verdicts([cell.overall for cell in cells], names[model]))
     return lines
 
 
-def explain_judging(study: Study) -> str:
-    """Say how verdicts were reached."""
-    judging = study.judging
-    worse = any(not task.higher_is_better for task in study.tasks)
+def describe_method(comparison: Comparison) -> str:
+    """Return one line about how the verdicts were reached."""
+    settings = comparison.settings
+    worse = any(not task.higher_is_better for task in comparison.tasks)
     return (
         "mean ± sample standard deviation over seeds; p over seeds and test items,"
-        f" {CORRECTION_NAMES[judging.correction]} over {study_size(study)};"
-        f" level {judging.alpha:g}; {judging.n_resamples:,} resamples"
+        f" {CORRECTION_NAMES[settings.correction]} over {comparison_count(comparison)};"
+        f" level {settings.alpha:g}; {settings.n_resamples:,} resamples"
         + ("; ↓ lower is better" if worse else "")
     )
 
 
-def study_size(study: Study) -> str:
-    """Count the comparisons of the headline family."""
-    n = sum(len(task.models) for task in study.tasks)
+def comparison_count(comparison: Comparison) -> str:
+    """Return the number of comparisons of means as text."""
+    n = sum(len(task.models) for task in comparison.tasks)
     return f"{n} comparison" + ("" if n == 1 else "s")
 
 
-def name_models(study: Study) -> Mapping[str, str]:
-    """Name the models shortly."""
-    return shorten_names([study.baseline, *study.models])
+def short_model_names(comparison: Comparison) -> Mapping[str, str]:
+    """Return short names of the models."""
+    return shorten_names([comparison.baseline, *comparison.models])
 
 
-def show_spread(spread: Spread) -> str:
-    """Show a mean with its deviation, where seeds have one.
+def format_spread(spread: Spread) -> str:
+    """Return a mean with its standard deviation, if there is one, as text.
 
     >>> show_spread(Spread(70.12, 0.81, 5)), show_spread(Spread(70.12, None, 1))
     ('70.1 ± 0.8', '70.1')
     """
-    mean = sign(spread.mean, plus=False)
+    mean = format_signed(spread.mean, plus=False)
     return mean if spread.fixed or spread.deviation is None else f"{mean} ± {spread.deviation:.1f}"
 
 
 def to_rich(table: ResultTable) -> RichTable:
-    """Make a table for a terminal; no name is taken for markup."""
+    """Return a table for the terminal; names are not interpreted as markup."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -186,7 +188,7 @@ def to_rich(table: ResultTable) -> RichTable:
     made = RichTable(
         title=Text(table.title), caption=Text(table.caption), box=box.SIMPLE_HEAD, pad_edge=False
     )
-    for place, head in enumerate(table.heads):
+    for place, head in enumerate(table.headers):
         is_word = place < table.n_words
         justify: Literal["left", "right"] = "left" if is_word else "right"
         made.add_column(Text(head), justify=justify, no_wrap=not is_word, overflow="fold")
@@ -199,64 +201,67 @@ def to_rich(table: ResultTable) -> RichTable:
     return made
 
 
-def drop_column(table: ResultTable, head: str) -> ResultTable:
-    """Give the table without a column."""
-    place = list(table.heads).index(head, table.n_words)
+def without_column(table: ResultTable, head: str) -> ResultTable:
+    """Return the table without a column."""
+    place = list(table.headers).index(head, table.n_words)
 
     def cut(row: Sequence[str]) -> list[str]:
         return [cell for number, cell in enumerate(row) if number != place]
 
     rows, below = [cut(row) for row in table.rows], [cut(row) for row in table.below]
     spare = [name for name in table.spare if name != head]
-    return replace(table, heads=cut(table.heads), rows=rows, below=below, spare=spare)
+    return replace(table, headers=cut(table.headers), rows=rows, below=below, spare=spare)
 
 
-def to_markdown(study: Study) -> str:
-    """Write the whole comparison in Markdown."""
-    names = name_models(study)
-    parts = [f"# Comparison with {_escape_markdown(names[study.baseline])}"]
-    parts.append("\n".join(f"- {_escape_markdown(line)}" for line in list_sentences(study)))
-    if study.notes:
-        parts.append("Mind:\n\n" + "\n".join(f"- {_escape_markdown(n)}" for n in study.notes))
-    for table in (tabulate_verdicts(study), *(tabulate_task(study, t) for t in study.tasks)):
-        parts.append(f"## {_escape_markdown(table.title)}\n\n{_lay_out_markdown(table)}")
+def to_markdown(comparison: Comparison) -> str:
+    """Return the whole comparison in Markdown."""
+    names = short_model_names(comparison)
+    parts = [f"# Comparison with {_escape_markdown(names[comparison.baseline])}"]
+    parts.append("\n".join(f"- {_escape_markdown(line)}" for line in verdict_sentences(comparison)))
+    if comparison.notes:
+        parts.append("Notes:\n\n" + "\n".join(f"- {_escape_markdown(n)}" for n in comparison.notes))
+    for table in (
+        verdict_table(comparison),
+        *(task_table(comparison, t) for t in comparison.tasks),
+    ):
+        parts.append(f"## {_escape_markdown(table.title)}\n\n{_markdown_table(table)}")
         parts.append(_escape_markdown(table.caption))
     return "\n\n".join(parts) + "\n"
 
 
-def to_latex(study: Study) -> str:
-    """Write the tables in LaTeX, for the package booktabs; what is too much for a page in parts."""
-    tables = [tabulate_verdicts(study)]
-    for task in study.tasks:
-        groups = _group_models(study, task)
-        parts = [tabulate_task(study, task, group) for group in groups]
-        tables += [_name_part(part, k, len(parts)) for k, part in enumerate(parts, start=1)]
-    shown = [_lay_out_latex(part) for table in tables for part in _cut_rows(table)]
-    # LaTeX gives up where it has to keep too many floats for later pages.
+def to_latex(comparison: Comparison) -> str:
+    """Return the tables in LaTeX (package booktabs); tables larger than a page are split."""
+    tables = [verdict_table(comparison)]
+    for task in comparison.tasks:
+        groups = _group_models(comparison, task)
+        parts = [task_table(comparison, task, group) for group in groups]
+        tables += [_number_part(part, k, len(parts)) for k, part in enumerate(parts, start=1)]
+    shown = [_latex_table(part) for table in tables for part in _split_rows(table)]
+    # LaTeX fails if too many floats wait for later pages.
     runs = ["\n".join(shown[k : k + LATEX_FLOATS]) for k in range(0, len(shown), LATEX_FLOATS)]
     return "% \\usepackage{booktabs}\n" + "\\clearpage\n".join(runs)
 
 
-def _group_models(study: Study, task: TaskStudy) -> list[list[str]]:
-    """Put as many models beside each other as a page has room for."""
+def _group_models(comparison: Comparison, task: TaskComparison) -> list[list[str]]:
+    """Return groups of models that fit side by side on a page."""
     groups: list[list[str]] = [[]]
     for model in task.models:
         group = [*groups[-1], model]
-        if groups[-1] and _measure(tabulate_task(study, task, group)) > LATEX_LETTERS:
+        if groups[-1] and _width(task_table(comparison, task, group)) > LATEX_CHARACTERS:
             groups.append([model])
         else:
             groups[-1] = group
     return groups
 
 
-def _measure(table: ResultTable) -> int:
-    """Count the letters of a table's widest lines, two for the space after a column."""
-    columns = zip(table.heads, *table.rows, *table.below, strict=True)
+def _width(table: ResultTable) -> int:
+    """Return the width of a table in characters, two for the space after each column."""
+    columns = zip(table.headers, *table.rows, *table.below, strict=True)
     return sum(max(map(len, column)) + 2 for column in columns)
 
 
-def _cut_rows(table: ResultTable) -> list[ResultTable]:
-    """Cut a table that is longer than a page; what stands below the rows ends the last part."""
+def _split_rows(table: ResultTable) -> list[ResultTable]:
+    """Split a table that is longer than a page; the rows of `below` end the last part."""
     starts = range(0, max(1, len(table.rows)), LATEX_ROWS)
     parts = [
         replace(
@@ -264,31 +269,31 @@ def _cut_rows(table: ResultTable) -> list[ResultTable]:
         )
         for k in starts
     ]
-    return [_name_part(part, k, len(parts), "page") for k, part in enumerate(parts, start=1)]
+    return [_number_part(part, k, len(parts), "page") for k, part in enumerate(parts, start=1)]
 
 
-def _name_part(table: ResultTable, number: int, n_parts: int, word: str = "part") -> ResultTable:
+def _number_part(table: ResultTable, number: int, n_parts: int, word: str = "part") -> ResultTable:
     if n_parts == 1:
         return table
     return replace(table, title=f"{table.title}, {word} {number} of {n_parts}")
 
 
-def to_csv(study: Study) -> str:
-    """Write every comparison with all its numbers, a line each."""
+def to_csv(comparison: Comparison) -> str:
+    """Return every difference with all its numbers as CSV, one line each."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["task", "metric", "higher_is_better", "model", "baseline", *_FIELDS])
-    for task in study.tasks:
+    for task in comparison.tasks:
         for model, each in task.models.items():
             found = [each.overall, *each.languages.values(), *filter(None, [each.gap])]
             for c in found:
                 start = [task.task, task.metric, str(task.higher_is_better).lower()]
-                cells = [_show_raw(read(c)) for read in _FIELDS.values()]
-                writer.writerow([*start, model, study.baseline, *cells])
+                cells = [_format_value(read(c)) for read in _FIELDS.values()]
+                writer.writerow([*start, model, comparison.baseline, *cells])
     return stream.getvalue()
 
 
-_FIELDS: dict[str, Callable[[Comparison], object]] = {
+_FIELDS: dict[str, Callable[[Difference], object]] = {
     "scope": lambda c: c.scope,
     "name": lambda c: c.name,
     "baseline_mean": lambda c: c.baseline.mean,
@@ -312,37 +317,37 @@ _FIELDS: dict[str, Callable[[Comparison], object]] = {
     "n_items": lambda c: c.n_items,
     "n_tests": lambda c: c.n_tests,
     "seeds_needed": lambda c: c.seeds_needed,
-    "verdict": name_category,
+    "verdict": verdict_name,
 }
 
 
-def _show_raw(value: object) -> str:
+def _format_value(value: object) -> str:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _lay_out_markdown(table: ResultTable) -> str:
-    rule = ["---" if place < table.n_words else "---:" for place in range(len(table.heads))]
+def _markdown_table(table: ResultTable) -> str:
+    rule = ["---" if place < table.n_words else "---:" for place in range(len(table.headers))]
     below = [[f"**{_escape_markdown(cell)}**" for cell in row] for row in table.below]
-    plain = [[_escape_markdown(cell) for cell in row] for row in (table.heads, *table.rows)]
+    plain = [[_escape_markdown(cell) for cell in row] for row in (table.headers, *table.rows)]
     lines = [plain[0], rule, *plain[1:], *below]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _lay_out_latex(table: ResultTable) -> str:
+def _latex_table(table: ResultTable) -> str:
     def line(row: Sequence[str]) -> str:
         return " & ".join(_escape_latex(cell) for cell in row) + r" \\"
 
-    columns = "l" * table.n_words + "r" * (len(table.heads) - table.n_words)
+    columns = "l" * table.n_words + "r" * (len(table.headers) - table.n_words)
     middle = [r"\midrule", *map(line, table.below)] if table.below else []
     return "\n".join(
         [
             r"\begin{table}",
             r"\footnotesize\setlength{\tabcolsep}{3pt}",
             rf"\caption{{{_escape_latex(f'{table.title}: {table.caption}')}}}",
-            # In a box of the text's width, what is a little wider sticks out on both sides alike.
+            # A box of the text width lets a wider table extend evenly on both sides.
             rf"\makebox[\linewidth][c]{{\begin{{tabular}}{{{columns}}}",
             r"\toprule",
-            line(table.heads),
+            line(table.headers),
             r"\midrule",
             *map(line, table.rows),
             *middle,

@@ -1,4 +1,4 @@
-"""What comparisons say in plain words: helps, hurts, within noise, or cannot tell."""
+"""Verdicts in words: helps, hurts, within noise, or cannot tell."""
 
 from __future__ import annotations
 
@@ -6,59 +6,61 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from calque.report.comparison import Category, Comparison
+from calque.report.difference import Category, Difference
 from calque.report.statistics import (
-    MOST_SEEDS,
+    MAX_SEEDS,
     POWER,
     Correction,
-    Error,
-    correct,
+    StandardError,
+    adjust_p_values,
     count_seeds_needed,
-    find_power,
+    power_of_test,
 )
 
-SMALLEST = 0.005  # points, that a table shows as 0.0
-MOST_TIMES = 1000
+MIN_DIFFERENCE = 0.005  # points; tables show less as 0.0
+MAX_FACTOR = 1000  # times as many test items
 CORRECTION_NAMES = {"holm": "Holm", "bh": "Benjamini–Hochberg", "none": "no correction"}
 
 
-def judge(
-    comparisons: Sequence[Comparison], *, alpha: float, correction: Correction
-) -> list[Comparison]:
-    """Judge a family of comparisons together, with their p corrected for one another."""
-    tested = [each.p for each in comparisons if each.p is not None]
-    adjusted = iter(correct(tested, correction))
+def assign_verdicts(
+    differences: Sequence[Difference], *, alpha: float, correction: Correction
+) -> list[Difference]:
+    """Return the differences of one family with adjusted p-values and verdicts."""
+    tested = [each.p for each in differences if each.p is not None]
+    adjusted = iter(adjust_p_values(tested, correction))
     judged = []
-    for each in comparisons:
+    for each in differences:
         p = None if each.p is None else next(adjusted)
-        judged.append(_judge_one(each, p, len(tested), alpha=alpha, correction=correction))
+        judged.append(_verdict(each, p, len(tested), alpha=alpha, correction=correction))
     return judged
 
 
-def say(comparison: Comparison, model: str, *, alpha: float = 0.05, correction: Correction) -> str:
-    """Put a judged comparison in one sentence.
+def verdict_sentence(
+    difference: Difference, model: str, *, alpha: float = 0.05, correction: Correction
+) -> str:
+    """Return the verdict of a difference as one sentence.
 
-    Such as "weak: +0.4 [−0.2, 1.0] on ner: within noise with 5 seeds; 23 would be needed".
+    For example "weak: +0.4 [−0.2, 1.0] on ner: within noise with 5 seeds; 23 would be needed".
     """
-    c = comparison
+    c = difference
     place = f"the gap of {c.task}" if c.scope == "gap" else c.task
     if c.scope == "language":
         place += f" in {c.name}"
-    start = f"{model}: {show_difference(c)} on {place}: "
+    start = f"{model}: {format_difference(c)} on {place}: "
     return start + _explain(c, alpha=alpha, correction=correction)
 
 
-def show_difference(comparison: Comparison) -> str:
-    """Show a difference with its interval, where it has one."""
-    c = comparison
-    shown = sign(c.difference)
+def format_difference(difference: Difference) -> str:
+    """Return a difference with its interval, if it has one, as text."""
+    c = difference
+    shown = format_signed(c.difference)
     if c.low is None or c.high is None:
         return shown
-    return f"{shown} [{sign(c.low, plus=False)}, {sign(c.high, plus=False)}]"
+    return f"{shown} [{format_signed(c.low, plus=False)}, {format_signed(c.high, plus=False)}]"
 
 
-def sign(value: float, *, plus: bool = True, digits: int = 1) -> str:
-    """Write a number with a real minus, and a plus.
+def format_signed(value: float, *, plus: bool = True, digits: int = 1) -> str:
+    """Return a number with a minus sign (−), or a plus if asked.
 
     >>> sign(0.44), sign(-0.26), sign(-0.01), sign(1.0, plus=False)
     ('+0.4', '−0.3', '0.0', '1.0')
@@ -69,27 +71,27 @@ def sign(value: float, *, plus: bool = True, digits: int = 1) -> str:
     return ("−" if value < 0 else "+" if plus else "") + text
 
 
-def name_category(comparison: Comparison) -> str:
-    """Name the verdict; a gap narrows or widens."""
-    if comparison.scope != "gap":
-        return comparison.category
+def verdict_name(difference: Difference) -> str:
+    """Return the name of the verdict; a gap is narrowed or widened."""
+    if difference.scope != "gap":
+        return difference.category
     names = {"helps": "narrowed", "hurts": "widened"}
-    return names.get(comparison.category, comparison.category)
+    return names.get(difference.category, difference.category)
 
 
-def count_verdicts(comparisons: Sequence[Comparison], model: str) -> str:
-    """Sum up a model over all tasks in a line."""
+def summarize_verdicts(differences: Sequence[Difference], model: str) -> str:
+    """Return one line that counts the verdicts of a model over all tasks."""
     counts = dict.fromkeys(("helps", "hurts", "within noise", "cannot tell"), 0)
-    for each in comparisons:
+    for each in differences:
         counts[each.category] += 1
     parts = [f"{name} on {n}" for name, n in counts.items() if n or name in ("helps", "hurts")]
-    n_tasks = f"{len(comparisons)} task" + ("s" if len(comparisons) > 1 else "")
+    n_tasks = f"{len(differences)} task" + ("s" if len(differences) > 1 else "")
     return f"{model}, {n_tasks}: {', '.join(parts)}"
 
 
-def _judge_one(
-    c: Comparison, p: float | None, n_tests: int, *, alpha: float, correction: Correction
-) -> Comparison:
+def _verdict(
+    c: Difference, p: float | None, n_tests: int, *, alpha: float, correction: Correction
+) -> Difference:
     if p is None:
         return replace(c, category="cannot tell", n_tests=n_tests)
     excluded = c.item_low is None or c.item_high is None or c.item_low > 0 or c.item_high < 0
@@ -99,27 +101,27 @@ def _judge_one(
     needed = None
     if category == "within noise" and c.deviation is not None:
         level = alpha if correction == "none" else alpha / n_tests
-        needed = count_seeds_needed(c.difference, c.deviation, _foresee_items(c), level)
+        needed = count_seeds_needed(c.difference, c.deviation, _item_error_by_seeds(c), level)
     return replace(c, p_adjusted=p, category=category, n_tests=n_tests, seeds_needed=needed)
 
 
-def _explain(c: Comparison, *, alpha: float, correction: Correction) -> str:
+def _explain(c: Difference, *, alpha: float, correction: Correction) -> str:
     if c.p is None or c.p_adjusted is None:
-        return _say_unknown(c)
-    basis = _say_basis(c)
+        return _unknown_reason(c)
+    basis = _basis(c)
     if c.category != "within noise":
         after = "" if correction == "none" or c.n_tests == 1 else f" after {c.n_tests} tests"
-        return f"{name_category(c)} ({basis}; p {show_p(c.p_adjusted)}{after})"
+        return f"{verdict_name(c)} ({basis}; p {format_p(c.p_adjusted)}{after})"
     if c.difference == 0 and c.low is not None and c.low == c.high:
-        return f"no difference at all ({basis})"
+        return f"there is no difference ({basis})"
     words = f"within noise with {basis}"
     if c.p <= alpha < c.p_adjusted:
         words += f", corrected for {c.n_tests} tests"
-    return f"{words}; {_say_needed(c, alpha=alpha, correction=correction)}"
+    return f"{words}; {_needed(c, alpha=alpha, correction=correction)}"
 
 
-def show_p(p: float) -> str:
-    """Write a p with its relation.
+def format_p(p: float) -> str:
+    """Return a p-value with its relation.
 
     >>> show_p(0.0312), show_p(0.0000001)
     ('= 0.031', '< 0.001')
@@ -127,59 +129,59 @@ def show_p(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"= {p:.3f}" if p < 0.1 else f"= {p:.2f}"
 
 
-def _say_basis(c: Comparison) -> str:
+def _basis(c: Difference) -> str:
     items = f"{c.n_items:,} test items"
     if not c.n_seeds:
         return f"{items}, no seeds"
-    seeds = f"{c.n_seeds} seeds" + ("" if c.paired else " a model, unpaired")
-    return seeds if c.n_items else f"{seeds}, test items unknown"
+    seeds = f"{c.n_seeds} seeds" + ("" if c.paired else " per model, unpaired")
+    return seeds if c.n_items else f"{seeds}, without test items"
 
 
-def _say_unknown(c: Comparison) -> str:
+def _unknown_reason(c: Difference) -> str:
     if c.n_seeds == 1:
-        return "cannot tell from one seed; run 5 (--seeds 5)"
-    return "cannot tell without seeds or test items"
+        return "one seed is not enough for a verdict; run 5 (--seeds 5)"
+    return "a verdict needs seeds or test items"
 
 
-def _say_needed(c: Comparison, *, alpha: float, correction: Correction) -> str:
-    """Say what it would take to see such a difference."""
+def _needed(c: Difference, *, alpha: float, correction: Correction) -> str:
+    """Return what would be needed to detect a difference of this size."""
     level = alpha if correction == "none" else alpha / c.n_tests
     if c.deviation is None:
-        return _say_items_needed(c, level).replace("as many", "as many test items")
+        return _items_needed(c, level).replace("as many", "as many test items")
     if c.seeds_needed is not None:
-        if c.seeds_needed <= c.n_seeds:  # lucky in power, unlucky in the test
+        if c.seeds_needed <= c.n_seeds:  # the power is sufficient, but the test did not reject
             return "a few more seeds would decide"
-        return f"{c.seeds_needed} seeds would be needed to see it"
+        return f"{c.seeds_needed} seeds would be needed to detect it"
     lasting = None if c.item_errors is None else c.item_errors.lasting
-    if lasting and lasting.se > 0 and find_power(c.difference, lasting, level) < POWER:
-        return f"no number of seeds would show it on these items: {_say_items_needed(c, level)}"
-    return f"more than {MOST_SEEDS:,} seeds would be needed to see it"
+    if lasting and lasting.se > 0 and power_of_test(c.difference, lasting, level) < POWER:
+        return f"no number of seeds would detect it on these items: {_items_needed(c, level)}"
+    return f"more than {MAX_SEEDS:,} seeds would be needed to detect it"
 
 
-def _foresee_items(c: Comparison) -> Callable[[int], Error] | None:
-    """Foresee the error over items with another number of seeds: a part of it goes with them."""
+def _item_error_by_seeds(c: Difference) -> Callable[[int], StandardError] | None:
+    """Return the error over items as a function of the number of seeds, which reduce part of it."""
     if c.item_errors is None:
         return None
     whole, lasting = c.item_errors.resampling, c.item_errors.lasting
     passing = max(0.0, whole.se**2 - lasting.se**2) * c.n_seeds
-    return lambda n: Error(math.sqrt(lasting.se**2 + passing / n), whole.df)
+    return lambda n: StandardError(math.sqrt(lasting.se**2 + passing / n), whole.df)
 
 
-def _say_items_needed(c: Comparison, level: float) -> str:
-    """Say how many more items it would take, seeds apart."""
-    nothing = "there is next to nothing to see"
-    if c.item_errors is None or abs(c.difference) < SMALLEST:
+def _items_needed(c: Difference, level: float) -> str:
+    """Return how many times as many items would be needed, whatever the number of seeds."""
+    nothing = "the difference is close to zero"
+    if c.item_errors is None or abs(c.difference) < MIN_DIFFERENCE:
         return nothing
     error = c.item_errors.resampling if c.deviation is None else c.item_errors.lasting
-    times = 1.0
-    while find_power(c.difference, _shrink(error, times), level) < POWER:
-        times *= 1.02
-        if times > MOST_TIMES:
+    factor = 1.0
+    while power_of_test(c.difference, _with_more_items(error, factor), level) < POWER:
+        factor *= 1.02
+        if factor > MAX_FACTOR:
             return nothing
-    shown = f"{times:.1f}" if times < 3 else f"{times:,.0f}"
+    shown = f"{factor:.1f}" if factor < 3 else f"{factor:,.0f}"
     return f"about {shown} times as many would be needed"
 
 
-def _shrink(error: Error, times: float) -> Error:
-    """Give the error with more items."""
-    return Error(error.se / math.sqrt(times), error.df * times)
+def _with_more_items(error: StandardError, factor: float) -> StandardError:
+    """Return the error with `factor` times as many items."""
+    return StandardError(error.se / math.sqrt(factor), error.df * factor)

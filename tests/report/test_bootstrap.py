@@ -12,8 +12,13 @@ from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar
 
 from calque.report import bootstrap as item_bootstrap
-from calque.report.bootstrap import ItemTable, measure_item_errors, resample_scores, share_out
-from calque.report.statistics import find_p
+from calque.report.bootstrap import (
+    ItemTable,
+    item_contributions,
+    measure_item_errors,
+    resample_scores,
+)
+from calque.report.statistics import p_value
 
 
 def draw_table(seed: int, n_seeds: int, n_items: int, rate: float = 0.6) -> ItemTable:
@@ -33,7 +38,7 @@ def mark_hits(*rows: list[int]) -> ItemTable:
 @given(st.integers(0, 99), st.integers(1, 4), st.integers(2, 30), st.floats(0, 100))
 def test_shares_add_up(seed: int, n_seeds: int, n_items: int, origin: float) -> None:
     table = draw_table(seed, n_seeds, n_items)
-    sums = share_out(table, origin).sum(1)
+    sums = item_contributions(table, origin).sum(1)
     assert sums == pytest.approx(table.scores - origin, abs=1e-9)
 
 
@@ -86,7 +91,7 @@ def test_the_test_is_mcnemar_s() -> None:
     assert (difference / error.se) ** 2 == pytest.approx(expected.statistic)
     assert error.df == pytest.approx(15)
     # With t instead of the normal curve, a few items are judged more carefully.
-    assert expected.pvalue < find_p(difference, error) < 0.1
+    assert expected.pvalue < p_value(difference, error) < 0.1
 
 
 def test_a_handful_of_items_proves_nothing() -> None:
@@ -95,9 +100,9 @@ def test_a_handful_of_items_proves_nothing() -> None:
         {"de": mark_hits([1, 1, 1])}, {"de": mark_hits([0, 0, 0])}, {"de": 1.0}
     )
     assert errors.resampling.se == 0
-    assert find_p(100.0, errors.testing) > 0.2
+    assert p_value(100.0, errors.testing) > 0.2
     one = measure_item_errors({"de": mark_hits([1])}, {"de": mark_hits([0])}, {"de": 1.0})
-    assert math.isinf(one.resampling.se) and find_p(100.0, one.testing) == 1.0
+    assert math.isinf(one.resampling.se) and p_value(100.0, one.testing) == 1.0
 
 
 def test_a_contrast_of_languages_that_all_changed() -> None:
@@ -137,4 +142,4 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_below_the_line_scores_nothing() -> None:
     empty = ItemTable(np.zeros((1, 5)), np.zeros((1, 5)))
     assert resample_scores([empty], 10, np.random.default_rng(0)).tolist() == [[0.0] * 10]
-    assert share_out(empty, 0.0).tolist() == [[0.0] * 5]
+    assert item_contributions(empty, 0.0).tolist() == [[0.0] * 5]

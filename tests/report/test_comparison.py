@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from calque.errors import InputError
-from calque.report.comparison import Comparison
+from calque.report.comparison import Comparison, ComparisonSettings, compare_results
+from calque.report.difference import Difference
 from calque.report.results import Results, read_results
-from calque.report.study import Judging, Study, make_study
 
 DRAWN = runpy.run_path(str(Path(__file__).parents[1] / "drawn_results.py"))
 make_row, write_rows, draw_results = (
     DRAWN[name] for name in ("make_row", "write_rows", "draw_results")
 )
-FEW = Judging(n_resamples=200)
+FEW = ComparisonSettings(n_resamples=200)
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +32,13 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return read_results([folder])
 
 
-def list_all(study: Study, model: str) -> list[Comparison]:
+def list_all(study: Comparison, model: str) -> list[Difference]:
     cells = [task.models[model] for task in study.tasks]
     return [c for cell in cells for c in (cell.overall, *cell.languages.values(), cell.gap) if c]
 
 
 def test_means_tests_and_verdicts(drawn: Results) -> None:
-    study = make_study(drawn, "base", judging=FEW)
+    study = compare_results(drawn, "base", settings=FEW)
     assert study.notes == []
     assert study.models == ["better", "same"]
     for task in study.tasks:
@@ -65,7 +65,7 @@ def test_means_tests_and_verdicts(drawn: Results) -> None:
 
 
 def test_the_gap_is_the_source_minus_the_others(drawn: Results) -> None:
-    (task, _) = make_study(drawn, "base", models=["better"], judging=FEW).tasks
+    (task, _) = compare_results(drawn, "base", models=["better"], settings=FEW).tasks
     gap = task.models["better"].gap
     assert gap is not None and task.source == "en"
     means = {name: np.mean(list(by.values())) for name, by in task.scores["better"].items()}
@@ -75,7 +75,7 @@ def test_the_gap_is_the_source_minus_the_others(drawn: Results) -> None:
 
 def test_errors_are_better_when_lower(tmp_path: Path) -> None:
     draw_results(tmp_path, {"base": 55, "low": 30}, higher_is_better=False)
-    (task, _) = make_study(read_results([tmp_path]), "base", judging=FEW).tasks
+    (task, _) = compare_results(read_results([tmp_path]), "base", settings=FEW).tasks
     study = task.models["low"]
     assert study.overall.category == "helps" and study.overall.difference < 0
     assert study.gap is not None
@@ -93,7 +93,7 @@ def test_the_other_way_round_is_the_opposite(draw: int, n_seeds: int) -> None:
         seeds = list(range(n_seeds))
         draw_results(Path(name), {"a": 60, "b": 50}, tasks=["pos"], seeds=seeds, draw=draw)
         results = read_results([Path(name)])
-        ab, ba = (make_study(results, base, judging=FEW) for base in ("b", "a"))
+        ab, ba = (compare_results(results, base, settings=FEW) for base in ("b", "a"))
     for one, other in zip(list_all(ab, "a"), list_all(ba, "b"), strict=True):
         assert one.difference == pytest.approx(-other.difference)
         assert one.p == pytest.approx(other.p)
@@ -106,8 +106,8 @@ def test_the_other_way_round_is_the_opposite(draw: int, n_seeds: int) -> None:
 def test_the_order_of_rows_does_not_matter(drawn: Results) -> None:
     mixed = list(drawn.rows)
     np.random.default_rng(0).shuffle(mixed)  # type: ignore[arg-type]
-    before = make_study(drawn, "base", tasks=["pos"], judging=FEW)
-    after = make_study(Results(mixed, []), "base", tasks=["pos"], judging=FEW)
+    before = compare_results(drawn, "base", tasks=["pos"], settings=FEW)
+    after = compare_results(Results(mixed, []), "base", tasks=["pos"], settings=FEW)
     for model in before.models:
         (one,), (other,) = ([t.models[model] for t in s.tasks] for s in (before, after))
         assert one.overall.difference == pytest.approx(other.overall.difference)
@@ -116,10 +116,13 @@ def test_the_order_of_rows_does_not_matter(drawn: Results) -> None:
 
 
 def test_it_is_deterministic(drawn: Results) -> None:
-    assert make_study(drawn, "base", judging=FEW) == make_study(drawn, "base", judging=FEW)
-    other = make_study(drawn, "base", judging=replace(FEW, seed=1))
+    assert compare_results(drawn, "base", settings=FEW) == compare_results(
+        drawn, "base", settings=FEW
+    )
+    other = compare_results(drawn, "base", settings=replace(FEW, seed=1))
     one, two = (
-        list_all(study, "same")[0] for study in (make_study(drawn, "base", judging=FEW), other)
+        list_all(study, "same")[0]
+        for study in (compare_results(drawn, "base", settings=FEW), other)
     )
     assert one.item_low != two.item_low
     assert one.p == two.p  # resampling decides no p
@@ -131,18 +134,18 @@ def change(results: Results, keep: Any) -> Results:
 
 def test_seeds_of_one_model_alone_are_left_out(drawn: Results) -> None:
     few = change(drawn, lambda row: row.model != "base" or row.seed in (1, 2, 3))
-    study = make_study(few, "base", models=["same"], tasks=["pos"], judging=FEW)
+    study = compare_results(few, "base", models=["same"], tasks=["pos"], settings=FEW)
     c = study.tasks[0].models["same"].overall
     assert c.paired and c.n_seeds == 3
     assert study.notes == [
         "2 cells missing: base, pos, seed 4; base, pos, seed 5",
-        "pos, same: 2 of the seeds are one model's alone and left out",
+        "pos, same: 2 seeds that only one model has are left out",
     ]
 
 
 def test_other_seeds_are_unpaired(drawn: Results) -> None:
     rows = [replace(row, seed=(row.seed or 0) + 10 * (row.model == "same")) for row in drawn.rows]
-    study = make_study(Results(rows, []), "base", models=["same"], tasks=["pos"], judging=FEW)
+    study = compare_results(Results(rows, []), "base", models=["same"], tasks=["pos"], settings=FEW)
     c = study.tasks[0].models["same"].overall
     sides = [
         np.array([list(by.values()) for by in study.tasks[0].scores[name].values()]).mean(0)
@@ -154,39 +157,44 @@ def test_other_seeds_are_unpaired(drawn: Results) -> None:
 
 def test_one_seed_cannot_tell(drawn: Results) -> None:
     one = change(drawn, lambda row: row.seed == 1)
-    c = make_study(one, "base", judging=FEW).tasks[0].models["better"].overall
+    c = compare_results(one, "base", settings=FEW).tasks[0].models["better"].overall
     assert c.category == "cannot tell" and c.p is None and c.low is None
     assert c.item_low is not None and c.item_low > 0  # which would have said: helps
 
 
 def test_without_items_seeds_decide_alone(tmp_path: Path) -> None:
     draw_results(tmp_path, {"base": 55, "better": 80}, with_items=False)
-    c = make_study(read_results([tmp_path]), "base", judging=FEW).tasks[0].models["better"].overall
+    c = (
+        compare_results(read_results([tmp_path]), "base", settings=FEW)
+        .tasks[0]
+        .models["better"]
+        .overall
+    )
     assert c.category == "helps" and c.p == c.p_seeds and c.n_items == 0 and c.item_low is None
 
 
 def test_without_seeds_items_decide_alone(tmp_path: Path) -> None:
     draw_results(tmp_path, {"base": 55, "better": 80, "same": 55}, seeds=[None])
-    study = make_study(read_results([tmp_path]), "base", judging=FEW)
+    study = compare_results(read_results([tmp_path]), "base", settings=FEW)
     c = study.tasks[0].models["better"].overall
     assert c.category == "helps" and c.p == c.p_items and c.n_seeds == 0 and c.rule is None
     assert study.tasks[0].models["same"].overall.category == "within noise"
     draw_results(tmp_path, {"base": 55, "better": 80}, seeds=[None], with_items=False)
-    study = make_study(read_results([tmp_path]), "base", judging=FEW)
+    study = compare_results(read_results([tmp_path]), "base", settings=FEW)
     assert study.tasks[0].models["better"].overall.category == "cannot tell"
 
 
 def test_seeds_that_change_nothing_count_as_none(drawn: Results) -> None:
     first = {(r.model, r.task, r.language): r for r in drawn.rows if r.seed == 1}
     rows = [replace(first[r.model, r.task, r.language], seed=r.seed) for r in drawn.rows]
-    c = make_study(Results(rows, []), "base", judging=FEW).tasks[0].models["better"].overall
+    c = compare_results(Results(rows, []), "base", settings=FEW).tasks[0].models["better"].overall
     assert c.n_seeds == 0 and c.p == c.p_items and c.p is not None and c.p > 1e-20
 
 
 def test_a_model_with_seeds_against_one_without(tmp_path: Path) -> None:
     draw_results(tmp_path / "1", {"base": 55}, seeds=[None])
     draw_results(tmp_path / "2", {"better": 80})
-    study = make_study(read_results([tmp_path / "1", tmp_path / "2"]), "base", judging=FEW)
+    study = compare_results(read_results([tmp_path / "1", tmp_path / "2"]), "base", settings=FEW)
     c = study.tasks[0].models["better"].overall
     assert c.category == "helps" and not c.paired and c.n_seeds == 5 and c.baseline.fixed
 
@@ -194,18 +202,18 @@ def test_a_model_with_seeds_against_one_without(tmp_path: Path) -> None:
 def test_scores_without_a_seed_beside_others(drawn: Results) -> None:
     extra = [replace(row, seed=None, value=0.0) for row in drawn.rows if row.seed == 1]
     mixed = Results([*drawn.rows, *extra], [])
-    study = make_study(mixed, "base", models=["same"], tasks=["pos"], judging=FEW)
-    note = "pos, same: scores without a seed beside others with one are left out"
+    study = compare_results(mixed, "base", models=["same"], tasks=["pos"], settings=FEW)
+    note = "pos, same: scores without a seed are left out, because others have a seed"
     assert study.notes == [note]
-    pure = make_study(drawn, "base", models=["same"], tasks=["pos"], judging=FEW)
+    pure = compare_results(drawn, "base", models=["same"], tasks=["pos"], settings=FEW)
     assert study.tasks[0].models["same"].overall == pure.tasks[0].models["same"].overall
 
 
 def test_languages_that_a_run_lacks_are_left_out(drawn: Results) -> None:
     rows = change(drawn, lambda r: not (r.model == "same" and r.seed == 3 and r.language == "ja"))
-    study = make_study(rows, "base", models=["same"], tasks=["pos"], judging=FEW)
+    study = compare_results(rows, "base", models=["same"], tasks=["pos"], settings=FEW)
     assert list(study.tasks[0].models["same"].languages) == ["en", "de"]
-    assert study.notes == ["pos, same: not in all runs of both and left out: ja"]
+    assert study.notes == ["pos, same: languages that some runs lack are left out: ja"]
 
 
 def test_other_items_are_not_resampled_together(tmp_path: Path) -> None:
@@ -217,44 +225,44 @@ def test_other_items_are_not_resampled_together(tmp_path: Path) -> None:
             np.savez(tmp_path / f"{row['items']}.2.npz", **arrays)
             row["items"] = f"{row['items']}.2.npz"
     write_rows(tmp_path, rows)
-    study = make_study(read_results([tmp_path]), "base", judging=FEW)
+    study = compare_results(read_results([tmp_path]), "base", settings=FEW)
     assert study.notes == [
-        "pos, new: the models have other test items in en, de, ja: not resampled there"
+        "pos, new: the models have different test items in en, de, ja, which are not resampled"
     ]
     assert study.tasks[0].models["new"].overall.p_items is None
 
 
 def test_bad_requests(drawn: Results, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there are no results yet"):
-        make_study(Results([], []), "base")
-    with pytest.raises(InputError, match=r"no model is called 'x'.*base, better, same"):
-        make_study(drawn, "x")
-    with pytest.raises(InputError, match=r"no task is called 'x'.*pos, ner"):
-        make_study(drawn, "base", tasks=["x"])
+        compare_results(Results([], []), "base")
+    with pytest.raises(InputError, match=r"there is no model 'x'.*base, better, same"):
+        compare_results(drawn, "x")
+    with pytest.raises(InputError, match=r"there is no task 'x' in the results.*pos, ner"):
+        compare_results(drawn, "base", tasks=["x"])
     with pytest.raises(InputError, match="no model to compare with base"):
-        make_study(drawn, "base", models=["base"])
+        compare_results(drawn, "base", models=["base"])
     apart = [make_row(), make_row(model="b", language="fr"), make_row(model="b", task="ner")]
     with pytest.raises(InputError, match="base shares no task and language with b"):
-        make_study(read_results([write_rows(tmp_path, apart)]), "base")
+        compare_results(read_results([write_rows(tmp_path, apart)]), "base")
     failed = {**make_row(model="b"), "language": None, "value": None, "error": "no memory"}
     with pytest.raises(
         InputError, match=r"no task and language with b; 1 cell failed: .*no memory"
     ):
-        make_study(read_results([write_rows(tmp_path, [make_row(), failed])]), "base")
+        compare_results(read_results([write_rows(tmp_path, [make_row(), failed])]), "base")
     apart = [make_row(), make_row(model="b", metric="f1")]
-    with pytest.raises(InputError, match="pos has several metrics: accuracy, f1"):
-        make_study(read_results([write_rows(tmp_path, apart)]), "base")
+    with pytest.raises(InputError, match="pos was measured with several metrics: accuracy, f1"):
+        compare_results(read_results([write_rows(tmp_path, apart)]), "base")
 
 
 def test_a_model_by_the_end_of_its_path(drawn: Results) -> None:
     rows = [replace(row, model=f"runs/{row.model}") for row in drawn.rows]
-    study = make_study(Results(rows, []), "base", models=["same"], tasks=["pos"], judging=FEW)
+    study = compare_results(Results(rows, []), "base", models=["same"], tasks=["pos"], settings=FEW)
     assert (study.baseline, study.models) == ("runs/base", ["runs/same"])
 
 
 def test_a_run_by_the_end_of_its_path(drawn: Results) -> None:
     rows = [replace(row, model=f"runs/{row.model}/model") for row in drawn.rows]
-    study = make_study(Results(rows, []), "base/model", tasks=["pos"], judging=FEW)
+    study = compare_results(Results(rows, []), "base/model", tasks=["pos"], settings=FEW)
     assert study.baseline == "runs/base/model"
-    with pytest.raises(InputError, match="no model is called 'model'"):
-        make_study(Results(rows, []), "model", tasks=["pos"], judging=FEW)
+    with pytest.raises(InputError, match="there is no model 'model'"):
+        compare_results(Results(rows, []), "model", tasks=["pos"], settings=FEW)
