@@ -266,3 +266,18 @@ def test_a_run_by_the_end_of_its_path(drawn: Results) -> None:
     assert study.baseline == "runs/base/model"
     with pytest.raises(InputError, match="there is no model 'model'"):
         compare_results(Results(rows, []), "model", tasks=["pos"], settings=FEW)
+
+
+def test_the_rule_uses_the_mean_of_the_deviations_by_language(tmp_path: Path) -> None:
+    """Two languages whose seeds cancel out: the mean is constant, each language is not."""
+    scores = {1: {"de": 50.0, "fr": 54.0}, 2: {"de": 54.0, "fr": 50.0}}
+    rows = [
+        make_row(model=model, seed=seed, language=language, value=value + shift)
+        for model, shift in (("base", 0.0), ("near", 2.0), ("far", 3.0))
+        for seed, by_language in scores.items()
+        for language, value in by_language.items()
+    ]
+    found = compare_results(read_results([write_rows(tmp_path, rows)]), "base", settings=FEW)
+    near, far = (found.tasks[0].models[name].overall for name in ("near", "far"))
+    assert near.baseline.deviation == 0  # of the mean; by language it is 4 / √2 = 2.83
+    assert (near.rule, far.rule) == ("within", "above")
