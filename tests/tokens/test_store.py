@@ -1,7 +1,8 @@
-"""The store: what goes in comes out, and a damaged file is said, never read."""
+"""Stores return what was written, are pickled as paths, and report damaged files."""
 
 from __future__ import annotations
 
+import io
 import pickle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +14,14 @@ from hypothesis import strategies as st
 
 from calque.errors import InputError
 from calque.tokens.ragged import Ragged
-from calque.tokens.store import TokenStore, write_store
+from calque.tokens.store import (
+    NpyWriter,
+    PreviousSentences,
+    TokenStore,
+    VectorStore,
+    write_store,
+    write_vector_store,
+)
 
 sentences = st.lists(st.lists(st.integers(0, 65_535), max_size=12), max_size=20)
 
@@ -31,8 +39,10 @@ def test_round_trip(blocks: list[list[list[int]]], data: st.DataObject) -> None:
         write(Path(folder) / "text", *blocks)
         store = TokenStore.open(Path(folder) / "text")
         assert len(store) == len(written)
-        places = st.lists(st.integers(0, len(written) - 1), max_size=30) if written else st.just([])
-        index = data.draw(places)
+        indices = (
+            st.lists(st.integers(0, len(written) - 1), max_size=30) if written else st.just([])
+        )
+        index = data.draw(indices)
         read = store.gather(np.array(index, dtype=np.int64))
     ends = np.cumsum(read.lengths)
     found = [read.ids[end - n : end].tolist() for n, end in zip(read.lengths, ends, strict=True)]
@@ -41,7 +51,7 @@ def test_round_trip(blocks: list[list[list[int]]], data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, np.uint16), (65_537, np.uint32)])
-def test_files_are_plain_numpy_of_the_smallest_type(
+def test_files_are_plain_numpy_of_the_smallest_dtype(
     tmp_path: Path, vocab_size: int, dtype: type
 ) -> None:
     write(tmp_path / "text", [[vocab_size - 1, 0], []], [[5]], vocab_size=vocab_size)
@@ -51,7 +61,7 @@ def test_files_are_plain_numpy_of_the_smallest_type(
     assert np.load(tmp_path / "text.offsets.npy").tolist() == [0, 2, 2, 3]
 
 
-def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+def test_an_error_leaves_no_files(tmp_path: Path) -> None:
     def fail() -> None:
         with write_store(tmp_path / "text", 10) as append:
             append(Ragged.of([[1, 2]]))
@@ -62,7 +72,7 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_have_no_name_before_they_are_whole(tmp_path: Path) -> None:
+def test_files_appear_when_they_are_complete(tmp_path: Path) -> None:
     with write_store(tmp_path / "text", 10) as append:
         append(Ragged.of([[1, 2]]))
         assert list(tmp_path.glob("*.npy")) == []
@@ -87,7 +97,7 @@ def shorten(path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["text.ids.npy", "text.offsets.npy"])
 @pytest.mark.parametrize("damage", [cut, empty, make_pickle, shorten, Path.unlink])
-def test_damage_is_one_line(tmp_path: Path, file: str, damage: object) -> None:
+def test_damage_is_reported_in_one_line(tmp_path: Path, file: str, damage: object) -> None:
     write(tmp_path / "text", [[1, 2], [3]])
     damage(tmp_path / file)  # type: ignore[operator]
     with pytest.raises(InputError, match="prepare the text again") as caught:
@@ -96,7 +106,7 @@ def test_damage_is_one_line(tmp_path: Path, file: str, damage: object) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_travels_as_a_path_not_as_text(tmp_path: Path) -> None:
+def test_a_store_is_pickled_as_its_path(tmp_path: Path) -> None:
     write(tmp_path / "text", [[1, 2, 3]] * 10_000)
     sent = pickle.dumps(TokenStore.open(tmp_path / "text"))
     assert len(sent) < 1000
@@ -105,3 +115,111 @@ def test_travels_as_a_path_not_as_text(tmp_path: Path) -> None:
     assert received.gather(np.array([9999])).ids.tolist() == [1, 2, 3]
     in_memory = TokenStore(np.array([4], dtype=np.uint16), np.array([0, 1]))
     assert pickle.loads(pickle.dumps(in_memory)).gather(np.array([0])).ids.tolist() == [4]
+
+
+def write_vectors(stem: Path, *parts: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:
+    with write_vector_store(stem, parts[0].shape[1]) as append:
+        for part in parts:
+            append(part)
+
+
+def draw(n_rows: int, width: int = 3) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    return np.random.default_rng(n_rows).normal(size=(n_rows, width)).astype(np.float32)
+
+
+def test_vectors_come_in_the_given_order(tmp_path: Path) -> None:
+    parts = (draw(4), draw(0), draw(2))
+    write_vectors(tmp_path / "vectors", *parts)
+    store = VectorStore.open(tmp_path / "vectors")
+    assert isinstance(store.rows, np.memmap)
+    assert (len(store), store.width) == (6, 3)
+    index = np.array([5, 0, 0], dtype=np.uint8)
+    found = store.gather(index)
+    assert found.lengths.tolist() == [3, 3, 3]
+    assert found.ids.dtype == np.float32
+    np.testing.assert_array_equal(found.ids.reshape(3, 3), np.concatenate(parts)[index])
+    assert store.gather(np.zeros(0, dtype=np.int64)).ids.shape == (0,)
+
+
+def test_a_store_without_vectors(tmp_path: Path) -> None:
+    write_vectors(tmp_path / "vectors", draw(0))
+    store = VectorStore.open(tmp_path / "vectors")
+    assert (len(store), store.width) == (0, 3)
+
+
+def test_a_vector_store_is_pickled_as_its_path(tmp_path: Path) -> None:
+    write_vectors(tmp_path / "vectors", draw(2000, 50))
+    store = VectorStore.open(tmp_path / "vectors")
+    sent = pickle.dumps(store)
+    assert len(sent) < 1000
+    again = pickle.loads(sent)
+    assert isinstance(again.rows, np.memmap)
+    np.testing.assert_array_equal(again.rows, store.rows)
+    in_memory = pickle.loads(pickle.dumps(VectorStore(draw(3))))
+    np.testing.assert_array_equal(in_memory.rows, draw(3))
+
+
+def test_an_interrupted_vector_store_leaves_no_file(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        with write_vector_store(tmp_path / "vectors", 3) as append:
+            append(draw(4))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_invalid_vector_store_raises(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"prepare the text again"):
+        VectorStore.open(tmp_path / "absent")
+    np.save(tmp_path / "flat.npy", np.zeros(4))
+    with pytest.raises(InputError, match="the file has no matrix of vectors"):
+        VectorStore.open(tmp_path / "flat")
+    write_vectors(tmp_path / "cut", draw(100))
+    content = (tmp_path / "cut.npy").read_bytes()
+    (tmp_path / "cut.npy").write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match="cut"):
+        VectorStore.open(tmp_path / "cut")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TokenStore:
+    with write_store(tmp_path / "side0", vocab_size=100) as append:
+        append(Ragged.of([[5], [6, 7], [8, 9, 10], [11]]))
+    return TokenStore.open(tmp_path / "side0")
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32])
+def test_previous_sentences(store: TokenStore, dtype: type) -> None:
+    before = PreviousSentences(store)
+    assert len(before) == 4
+    assert before.lengths(np.arange(4).astype(dtype)).tolist() == [0, 1, 2, 3]
+    found = before.gather(np.array([3, 1], dtype=dtype))
+    assert (found.ids.tolist(), found.lengths.tolist()) == ([8, 9, 10, 5], [3, 1])
+    with pytest.raises(AssertionError, match="the first sentence has no previous"):
+        before.gather(np.array([0]))
+
+
+def test_previous_sentences_are_pickled_as_a_path(store: TokenStore) -> None:
+    again = pickle.loads(pickle.dumps(PreviousSentences(store)))
+    assert again.gather(np.array([2])).ids.tolist() == [6, 7]
+    assert len(pickle.dumps(PreviousSentences(store))) < 400
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 7, 123_456])
+@pytest.mark.parametrize(
+    ("dtype", "row_shape"), [("<f4", (3,)), (np.uint16, ()), (np.int64, ())], ids=str
+)
+def test_npy_writer_writes_the_bytes_of_numpy(
+    n_rows: int, dtype: object, row_shape: tuple[int, ...]
+) -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.integers(0, 60_000, (n_rows, *row_shape)).astype(dtype)
+    grown, whole = io.BytesIO(), io.BytesIO()
+    writer = NpyWriter(grown, dtype, row_shape)
+    for part in np.array_split(rows, 3):
+        writer.append(part)
+    writer.close()
+    np.save(whole, rows)
+    assert grown.getvalue() == whole.getvalue()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from calque.tokens.tokenizer import encode_sentences
-from calque.tokens.windows import split_long_sentences, split_words
+from calque.tokens.windows import split_into_word_windows, split_long_sentences
 
 SENTENCES = st.lists(st.integers(0, 5), min_size=1, max_size=40)
 
@@ -21,7 +21,7 @@ def test_every_word_is_used_from_one_window_that_contains_it(
     pieces: list[int], max_subwords: int, overlap: float
 ) -> None:
     n_pieces = np.array(pieces)
-    windows = split_words(n_pieces, max_subwords, overlap)
+    windows = split_into_word_windows(n_pieces, max_subwords, overlap)
     used = [word for window in windows for word in range(window.first, window.last)]
     assert used == list(range(len(pieces)))
     for window in windows:
@@ -35,21 +35,24 @@ def test_every_word_is_used_from_one_window_that_contains_it(
 @given(SENTENCES, st.floats(0, 0.9))
 def test_a_sentence_that_fits_is_one_window(pieces: list[int], overlap: float) -> None:
     max_subwords = max(5, sum(pieces))
-    assert split_words(np.array(pieces), max_subwords, overlap) == [
+    assert split_into_word_windows(np.array(pieces), max_subwords, overlap) == [
         (0, len(pieces), 0, len(pieces))
     ]
 
 
 def test_windows_by_hand() -> None:
     # Windows of 4 words that share 2: the first shared word is used from the first window.
-    found = split_words(np.ones(8, dtype=np.int64), max_subwords=4, overlap=0.5)
+    found = split_into_word_windows(np.ones(8, dtype=np.int64), max_subwords=4, overlap=0.5)
     assert found == [(0, 4, 0, 3), (2, 6, 3, 5), (4, 8, 5, 8)]
-    assert split_words(np.ones(6, dtype=np.int64), 4, 0.0) == [(0, 4, 0, 4), (4, 6, 4, 6)]
+    assert split_into_word_windows(np.ones(6, dtype=np.int64), 4, 0.0) == [
+        (0, 4, 0, 4),
+        (4, 6, 4, 6),
+    ]
 
 
 def test_a_word_longer_than_the_window_raises() -> None:
     with pytest.raises(ValueError, match="a word of 7 subwords"):
-        split_words(np.array([1, 7]), max_subwords=6, overlap=0.5)
+        split_into_word_windows(np.array([1, 7]), max_subwords=6, overlap=0.5)
 
 
 @pytest.mark.parametrize("max_tokens", [5, 12, 512])

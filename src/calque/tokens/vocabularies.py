@@ -1,11 +1,7 @@
-"""Vocabularies of any kind as plain text: what each piece stands for, and where it may stand.
+"""Vocabularies of any kind as plain text, searching them, and retokenization between two of them.
 
-The three ways to mark where a word starts, SentencePiece's `▁x`, byte-level `Ġx` and the absence of
-WordPiece's `##x`, all become a space in front: ` x`.
-
-Finding text among the pieces of a tokenizer: as written, normalised, or spelled out.
-
-Text of one tokenizer read by another: which pieces they share, and where both cut alike.
+The three ways to mark the start of a word, SentencePiece's `▁x`, byte-level `Ġx` and WordPiece's
+`x` (as opposed to `##x`), all become a leading space: ` x`.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -33,9 +29,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     IntArray = npt.NDArray[np.int64]
-    Bytes = npt.NDArray[np.uint8]
+    BoolArray = npt.NDArray[np.bool_]
 
-# Tokens that do the same in every model, whatever they are called, in the order of looking.
+# Special tokens by their role in a model, each with the attributes to look for in this order.
 ROLES: dict[str, tuple[str, ...]] = {
     "cls": ("cls", "bos"),
     "sep": ("sep", "eos"),
@@ -46,23 +42,28 @@ ROLES: dict[str, tuple[str, ...]] = {
     "eos": ("eos", "sep"),
 }
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
-HALF_CHARACTER = re.compile("[\udc80-\udcff]")
-# Categories of marks that a space stands before, rather than after.
-OPENING = ("Ps", "Pi")
+PARTIAL_CHARACTER = re.compile("[\udc80-\udcff]")
+# Unicode categories of opening punctuation, which a space precedes.
+OPENING_PUNCTUATION = ("Ps", "Pi")
+# A script belongs to a tokenizer if it has this fraction of its pieces; English BERT has 1.6 % Han.
+OWN_SCRIPT_SHARE = 0.03
+# Replaces pieces that have no text, such as `<unk>`.
+UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
+SPACE = ord(" ")
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The pieces of a tokenizer, by id.
+    """The pieces of a tokenizer by id.
 
-    `texts` begin with a space where a word starts, and are None for special tokens and for ids
-    without a token. Bytes that are no whole character are lone surrogates in them, which no other
-    text has. Pieces that are `lone` are cut off wherever they stand: their space means nothing.
+    `texts` have a leading space where a word starts, and are None for special tokens and for ids
+    without a token. Bytes that are not a whole character appear as lone surrogates. Pieces that
+    are `standalone` are split off wherever they occur: their leading space has no meaning.
     """
 
     tokens: list[str]
     texts: list[str | None]
-    lone: frozenset[int]
+    standalone: frozenset[int]
     roles: dict[str, int]
 
     def __len__(self) -> int:
@@ -70,7 +71,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> Vocabulary:
-        """Read the vocabulary of a tokenizer; a kind that is not known is an error."""
+        """Read the vocabulary of a tokenizer; raise InputError if its kind is not known."""
         backend = tokenizer.backend_tokenizer
         by_token = tokenizer.get_vocab()
         tokens = [""] * (max(by_token.values(), default=-1) + 1)
@@ -84,75 +85,70 @@ class Vocabulary:
             None if not token or number in special else token if number in added else read(token)
             for number, token in enumerate(tokens)
         ]
-        lone = {number for number in added if number not in special}
+        standalone = {number for number in added if number not in special}
         if _is_word_piece(backend):
-            lone |= _find_lone(backend, texts)
-        return cls(tokens, texts, frozenset(lone), _find_roles(tokenizer))
+            standalone |= {
+                number
+                for number, text in enumerate(texts)
+                if text and len(text) == 2 and text[0] == " " and _is_split_off(backend, text[1])
+            }
+        roles = {}
+        for role, names in ROLES.items():
+            ids = [getattr(tokenizer, f"{name}_token_id", None) for name in names]
+            if found := [int(number) for number in ids if number is not None]:
+                roles[role] = found[0]
+        return cls(tokens, texts, frozenset(standalone), roles)
 
 
-def is_whole(text: str) -> bool:
-    """Tell whether a piece's text consists of whole characters."""
-    return HALF_CHARACTER.search(text) is None
+def has_whole_characters(text: str) -> bool:
+    """Return whether the text of a piece consists of whole characters."""
+    return PARTIAL_CHARACTER.search(text) is None
 
 
-def place_mark(text: str) -> str:
-    """Give a lone piece as it mostly stands: after a space if it opens, else right after a word.
+def guess_spacing(text: str) -> str:
+    """Return a standalone piece with its usual spacing: a space only before opening punctuation.
 
-    >>> [place_mark(text) for text in (" (", "«", " ,", "中")]
+    >>> [guess_spacing(text) for text in (" (", "«", " ,", "中")]
     [' (', ' «', ',', '中']
     """
     surface = text.removeprefix(" ")
-    opens = surface and unicodedata.category(surface[0]) in OPENING
+    opens = surface and unicodedata.category(surface[0]) in OPENING_PUNCTUATION
     return " " + surface if opens else surface
 
 
-def normalize_text(text: str) -> str:
-    """Undo what only looks different, and capitals: NFKC, small letters; a space in front stays.
+def normalize_piece(text: str) -> str:
+    """Return a piece in NFKC and lower case; a leading space is kept.
 
-    >>> [normalize_text(text) for text in (" Straße", "ＡＢＣ", "ﬁn", "İ")]
+    >>> [normalize_piece(text) for text in (" Straße", "ＡＢＣ", "ﬁn", "İ")]
     [' straße', 'abc', 'fin', 'i̇']
     """
     if text.isascii():
         return text.lower()
     space, surface = text[: text[0] == " "], text[text[0] == " " :]
     form = unicodedata.normalize("NFKC", surface).lower()
-    # Some signs become a space and an accent: that would be taken for the start of a word.
+    # NFKC turns some signs into a space and an accent, which would look like the start of a word.
     return text if form.startswith(" ") else space + form
 
 
-def _find_roles(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
-    """Give the id of each role; where a tokenizer has no `bos`, its `cls` does that work."""
-    found = {}
-    for role, names in ROLES.items():
-        ids = (getattr(tokenizer, f"{name}_token_id", None) for name in names)
-        if (number := next((each for each in ids if each is not None), None)) is not None:
-            found[role] = int(number)
-    return found
-
-
 def _choose_reader(backend: Tokenizer) -> Callable[[str], str | None]:
-    """Find out how the vocabulary marks where words start."""
-    kind = type(backend.model).__name__
-    layout = json.dumps(
-        [_describe(part) for part in (backend.normalizer, backend.pre_tokenizer, backend.decoder)],
-        ensure_ascii=False,
-    )
+    """Return the function from a token to its text, which depends on how word starts are marked."""
     if _is_word_piece(backend):
         prefix = backend.model.continuing_subword_prefix
         return lambda token: token[len(prefix) :] if token.startswith(prefix) else " " + token
-    if '"ByteLevel"' in layout:
+    parts = (backend.normalizer, backend.pre_tokenizer, backend.decoder)
+    settings = json.dumps(
+        [None if part is None else json.loads(part.__getstate__()) for part in parts],
+        ensure_ascii=False,
+    )
+    if '"ByteLevel"' in settings:
         return _read_byte_level
-    if "▁" in layout:
+    if "▁" in settings:
         known = backend.get_vocab()
         return lambda token: _read_sentence_piece(token, known)
     raise InputError(
-        f"a {kind} vocabulary whose word starts are marked in no known way",
+        f"the {type(backend.model).__name__} vocabulary marks the start of words in no known way",
         fix="use WordPiece, SentencePiece or byte-level BPE",
     )
-
-
-def _describe(part: Any) -> Any:
-    return None if part is None else json.loads(part.__getstate__())
 
 
 def _is_word_piece(backend: Tokenizer) -> bool:
@@ -162,7 +158,7 @@ def _is_word_piece(backend: Tokenizer) -> bool:
 def _read_sentence_piece(token: str, known: Container[str]) -> str | None:
     if match := BYTE_PIECE.fullmatch(token):
         text = bytes([int(match[1], 16)]).decode("utf-8", "surrogateescape")
-        # Most of ASCII stands beside the characters themselves, which are the ones in use then.
+        # The bytes of most ASCII characters are unused, because the characters are pieces, too.
         return None if text.replace(" ", "▁") in known else text
     return token.replace("▁", " ")
 
@@ -170,71 +166,64 @@ def _read_sentence_piece(token: str, known: Container[str]) -> str | None:
 def _read_byte_level(token: str) -> str:
     try:
         content = token.translate(_byte_of_character()).encode("latin-1")
-    except UnicodeEncodeError:  # a token of plain text among those of bytes
+    except UnicodeEncodeError:  # an added token of plain text
         return token
     return content.decode("utf-8", "surrogateescape")
 
 
 @cache
 def _byte_of_character() -> dict[int, int]:
-    """Invert GPT-2's table: printable bytes stand for themselves, the others for U+0100 and on."""
+    """Invert GPT-2's table: printable bytes represent themselves, the others are U+0100 and up."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(plain)]
     return {0x100 + k: byte for k, byte in enumerate(others)}
 
 
-def _find_lone(backend: Tokenizer, texts: list[str | None]) -> set[int]:
-    """Find the single characters that a WordPiece tokenizer cuts off inside a word, too."""
-    lone = set()
-    for number, text in enumerate(texts):
-        if text is not None and len(text) == 2 and text[0] == " " and _is_cut(backend, text[1]):
-            lone.add(number)
-    return lone
-
-
-def _is_cut(backend: Tokenizer, character: str) -> bool:
-    between = f"a{character}a"
+def _is_split_off(backend: Tokenizer, character: str) -> bool:
+    """Return whether the tokenizer separates a character even inside a word."""
+    text = f"a{character}a"
     if backend.normalizer is not None:
-        between = backend.normalizer.normalize_str(between)
-    parts = between.split()
+        text = backend.normalizer.normalize_str(text)
+    parts = text.split()
     if backend.pre_tokenizer is not None:
-        parts = [part for part, _ in backend.pre_tokenizer.pre_tokenize_str(between)]
+        parts = [part for part, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
     return len(parts) == 3
 
 
-# A script is the tokenizer's own from this share of its pieces on; English BERT has 1.6 % Han.
-OWN_SHARE = 0.03
-
-
 class PieceIndex:
-    """Finds text among the pieces of a tokenizer, of which `own_scripts` have more than a few."""
+    """Finds texts among the pieces of a tokenizer.
+
+    `own_scripts` are the scripts that have more than a few pieces.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.vocabulary = Vocabulary.of(tokenizer)
         self._backend = disable_truncation_and_padding(tokenizer.backend_tokenizer)
         self._space = " " * keeps_leading_space(tokenizer)
         self._exact = _number_texts(self.vocabulary)
-        self._normal: dict[str, int] = {}
+        self._normalized: dict[str, int] = {}
         for text, number in sorted(self._exact.items(), key=lambda item: item[1]):
-            if is_whole(text):
-                self._normal.setdefault(normalize_text(text), number)
-        self.own_scripts = _find_own_scripts(self.vocabulary)
+            if has_whole_characters(text):
+                self._normalized.setdefault(normalize_piece(text), number)
+        counts = Counter(map(find_script, filter(None, self.vocabulary.texts)))
+        least = OWN_SCRIPT_SHARE * counts.total()
+        self.own_scripts = {script for script, n in counts.items() if n >= least} | {COMMON_SCRIPT}
 
     def find_exact(self, text: str) -> int | None:
-        """Find a piece by its text."""
+        """Return the id of the piece with this text."""
         return self._exact.get(text)
 
     def find_normalized(self, text: str) -> int | None:
-        """Find a piece whatever its case and compatibility forms; small letters go first."""
-        if not is_whole(text):
+        """Return the id of the piece with this text up to case and NFKC, lower case first."""
+        if not has_whole_characters(text):
             return None
-        form = normalize_text(text)
+        form = normalize_piece(text)
         found = self._exact.get(form)
-        return self._normal.get(form) if found is None else found
+        return self._normalized.get(form) if found is None else found
 
-    def find_folded(self, text: str) -> int | None:
-        """Find the piece that the tokenizer's own normaliser makes of a text."""
-        if self._backend.normalizer is None or not is_whole(text):
+    def find_by_normalizer(self, text: str) -> int | None:
+        """Return the id of the piece that the tokenizer's own normalizer makes of a text."""
+        if self._backend.normalizer is None or not has_whole_characters(text):
             return None
         surface = text.removeprefix(" ")
         form = self._backend.normalizer.normalize_str(surface).replace("▁", " ").strip(" ")
@@ -243,45 +232,46 @@ class PieceIndex:
         return self.find_normalized(text[: text[0] == " "] + form)
 
     def find_word(self, word: str) -> int | None:
-        """Find a word that is one piece."""
-        spellings = (" " + word, word) if find_script(word) in UNSPACED_SCRIPTS else (" " + word,)
-        found = [
-            find(each) for each in spellings for find in (self.find_exact, self.find_normalized)
-        ]
-        return next((number for number in found if number is not None), None)
+        """Return the id of a word that is a single piece."""
+        texts = (" " + word, word) if find_script(word) in UNSPACED_SCRIPTS else (" " + word,)
+        for text in texts:
+            for find in (self.find_exact, self.find_normalized):
+                if (number := find(text)) is not None:
+                    return number
+        return None
 
     def is_known(self, word: str) -> bool:
-        """Tell whether a word is one piece; without spaces between words, a piece a character."""
+        """Return whether a word is one piece or, in scripts without spaces, one per character."""
         if self.find_word(word) is not None:
             return True
         if find_script(word) not in UNSPACED_SCRIPTS:
             return False
         return all(self.find_word(character) is not None for character in word)
 
-    def spell(self, words: Iterable[str]) -> dict[str, list[int]]:
-        """Give the pieces of words: one where there is such a piece, none where one is unknown."""
-        spelled = {}
+    def tokenize_words(self, words: Iterable[str]) -> dict[str, list[int]]:
+        """Return the ids of words; a single id if possible, none if a part of it is unknown."""
+        ids_of = {}
         for word in dict.fromkeys(words):
             number = self.find_word(word)
-            spelled[word] = [] if number is None else [number]
-        split = [word for word, ids in spelled.items() if not ids]
+            ids_of[word] = [] if number is None else [number]
+        others = [word for word, ids in ids_of.items() if not ids]
         encodings = self._backend.encode_batch_fast(
-            [self._space + word for word in split], add_special_tokens=False
+            [self._space + word for word in others], add_special_tokens=False
         )
         unknown = self.vocabulary.roles.get("unk")
-        for word, encoding in zip(split, encodings, strict=True):
+        for word, encoding in zip(others, encodings, strict=True):
             ids = [number for number in encoding.ids if self.vocabulary.texts[number] != " "]
-            spelled[word] = [] if unknown in ids else ids
-        return spelled
+            ids_of[word] = [] if unknown in ids else ids
+        return ids_of
 
 
 def _number_texts(vocabulary: Vocabulary) -> dict[str, int]:
-    """Number texts by their pieces; of several, those that are used: lone ones, then the first.
+    """Return the id of every text; standalone pieces take precedence, then lower ids.
 
-    BERT has a `##,` that it never uses, since it cuts commas off.
+    BERT has a piece `##,` that is never used, since BERT splits commas off.
     """
     numbers: dict[str, int] = {}
-    for number in sorted(vocabulary.lone):
+    for number in sorted(vocabulary.standalone):
         surface = (vocabulary.texts[number] or "").removeprefix(" ")
         numbers.setdefault(" " + surface, number)
         numbers.setdefault(surface, number)
@@ -291,26 +281,39 @@ def _number_texts(vocabulary: Vocabulary) -> dict[str, int]:
     return numbers
 
 
-def _find_own_scripts(vocabulary: Vocabulary) -> set[str]:
-    """Find the scripts of more than a few pieces."""
-    counts = Counter(map(find_script, filter(None, vocabulary.texts)))
-    return {script for script, n in counts.items() if n >= OWN_SHARE * counts.total()} | {
-        COMMON_SCRIPT
-    }
+def match_vocabularies(
+    src: PreTrainedTokenizerFast, tgt: PreTrainedTokenizerFast
+) -> tuple[IntArray, IntArray]:
+    """Return the ids of pieces that two tokenizers share, each paired at most once.
+
+    The leading space is part of the text, except for standalone pieces: these are compared with
+    their usual spacing.
+    """
+    numbers, others = (_number_by_usual_spacing(Vocabulary.of(each)) for each in (src, tgt))
+    pairs = sorted((number, others[text]) for text, number in numbers.items() if text in others)
+    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return array[:, 0], array[:, 1]
 
 
-# What stands for pieces that spell nothing known, such as `<unk>`.
-UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
-SPACE = ord(" ")
+def _number_by_usual_spacing(vocabulary: Vocabulary) -> dict[str, int]:
+    """Return the id of every text, where standalone pieces have their usual spacing."""
+    numbers: dict[str, int] = {}
+    for number in sorted(vocabulary.standalone):
+        numbers.setdefault(guess_spacing(vocabulary.texts[number] or ""), number)
+    unused = {text.removeprefix(" ") for text in numbers}  # BERT has `##(`, but splits `(` off
+    for number, text in enumerate(vocabulary.texts):
+        if text is not None and text not in unused and number not in vocabulary.standalone:
+            numbers.setdefault(text, number)
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Retokenization:
     """The same sentences in the pieces of another tokenizer, and the segments of both.
 
-    A segment is the shortest stretch of text that begins and ends with a piece in either
-    tokenization; none crosses a sentence. `src` and `tgt` number the segment of every piece of the
-    first and of the other tokenizer.
+    A segment is a shortest stretch of text whose ends are piece boundaries in both tokenizations;
+    none crosses a sentence. `src` and `tgt` are the segment numbers of all pieces of the first and
+    of the other tokenizer.
     """
 
     pieces: Ragged
@@ -320,123 +323,92 @@ class Retokenization:
 
     @classmethod
     def identity(cls, pieces: Ragged) -> Self:
-        """Read with the same tokenizer: every piece is a segment."""
+        """Return the retokenization by the same tokenizer: every piece is a segment."""
         numbers = np.arange(len(pieces.ids))
         return cls(pieces, numbers, numbers, len(numbers))
 
-    def lone(self) -> npt.NDArray[np.bool_]:
-        """Tell which segments are a single piece in both tokenizations."""
+    def one_to_one(self) -> BoolArray:
+        """Return which segments are a single piece in both tokenizations."""
         counts = [np.bincount(side, minlength=self.n_segments) for side in (self.src, self.tgt)]
-        is_lone: npt.NDArray[np.bool_] = (counts[0] == 1) & (counts[1] == 1)
-        return is_lone
+        is_single: BoolArray = (counts[0] == 1) & (counts[1] == 1)
+        return is_single
 
 
 class Retokenizer:
-    """Spells what one tokenizer's ids say, and reads it with another tokenizer."""
+    """Converts the ids of one tokenizer to text, and encodes that with another tokenizer."""
 
     def __init__(self, src: PreTrainedTokenizerFast, tgt: PreTrainedTokenizerFast) -> None:
-        spelled = [
-            UNKNOWN if text is None else _encode(text) for text in _place_marks(Vocabulary.of(src))
+        from tokenizers import Tokenizer
+
+        contents = [
+            UNKNOWN if text is None else text.encode("utf-8", "surrogateescape")
+            for text in _texts_with_usual_spacing(Vocabulary.of(src))
         ]
-        self._bytes = np.frombuffer(b"".join(spelled), dtype=np.uint8)
-        self._lengths = np.array([len(piece) for piece in spelled], dtype=np.int64)
+        self._bytes = np.frombuffer(b"".join(contents), dtype=np.uint8)
+        self._lengths = np.array([len(content) for content in contents], dtype=np.int64)
         self._starts = np.cumsum(self._lengths) - self._lengths
-        self._reader = _read_marks_as_text(tgt)
+        # In this copy, `<mask>` and other special tokens are ordinary text.
+        tokenizer: Tokenizer = Tokenizer.from_str(tgt.backend_tokenizer.to_str())
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = disable_truncation_and_padding(tokenizer)
 
     def retokenize(self, sentences: Ragged) -> Retokenization:
-        """Cut sentences anew. One whose pieces make up no text has none of the other's pieces."""
+        """Retokenize sentences; one whose pieces are not valid UTF-8 gets no pieces."""
         n_bytes = self._lengths[sentences.ids]
-        spelled = self._bytes[ranges(self._starts[sentences.ids], n_bytes)]
-        ends, is_blank, last = _measure_pieces(spelled, n_bytes, sentences.lengths)
+        content = self._bytes[ranges(self._starts[sentences.ids], n_bytes)]
+        ends, is_blank, last = _locate_pieces(content, n_bytes, sentences.lengths)
         stops = np.concatenate([[0], np.cumsum(n_bytes)])[np.cumsum(sentences.lengths)]
-        texts = _cut(spelled.tobytes(), stops)
-        encodings = [self._reader.encode(text, add_special_tokens=False) for text in texts]
+        texts = _decode_sentences(content.tobytes(), stops)
+        encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
         tgt = Ragged.of([encoding.ids for encoding in encodings])
         offsets = np.array(list(chain.from_iterable(one.offsets for one in encodings)), np.int64)
-        tgt_ends, tgt_blank = _measure_offsets(texts, offsets.reshape(-1, 2), tgt.lengths, last)
+        tgt_ends, tgt_blank = _locate_offsets(texts, offsets.reshape(-1, 2), tgt.lengths, last)
         common = np.intersect1d(ends[~is_blank], tgt_ends[~tgt_blank])
-        cuts = np.union1d(common, last)
+        boundaries = np.union1d(common, last)
         return Retokenization(
             tgt,
-            _number_segments(cuts, ends, is_blank, np.repeat(last, sentences.lengths)),
-            _number_segments(cuts, tgt_ends, tgt_blank, np.repeat(last, tgt.lengths)),
-            len(cuts),
+            _number_segments(boundaries, ends, is_blank, np.repeat(last, sentences.lengths)),
+            _number_segments(boundaries, tgt_ends, tgt_blank, np.repeat(last, tgt.lengths)),
+            len(boundaries),
         )
 
 
-def match_vocabularies(
-    src: PreTrainedTokenizerFast, tgt: PreTrainedTokenizerFast
-) -> tuple[IntArray, IntArray]:
-    """Pair the pieces of two vocabularies that spell the same, each with at most one.
+def _texts_with_usual_spacing(vocabulary: Vocabulary) -> list[str | None]:
+    """Return the texts of pieces, with the usual spacing where the tokenizer does not record it.
 
-    Where a word starts is part of the spelling, but for marks that a tokenizer cuts off anyway:
-    those are paired as they mostly stand.
-    """
-    mine, theirs = (_number_spellings(Vocabulary.of(each)) for each in (src, tgt))
-    both = sorted((number, theirs[text]) for text, number in mine.items() if text in theirs)
-    array = np.array(both, dtype=np.int64).reshape(-1, 2)
-    return array[:, 0], array[:, 1]
-
-
-def _number_spellings(vocabulary: Vocabulary) -> dict[str, int]:
-    """Give the piece of each spelling; of several, one that is cut off anyway, or the first."""
-    numbers: dict[str, int] = {}
-    for number in sorted(vocabulary.lone):
-        numbers.setdefault(place_mark(vocabulary.texts[number] or ""), number)
-    never = {text.removeprefix(" ") for text in numbers}  # BERT has a `##(`, but cuts `(` off
-    for number, text in enumerate(vocabulary.texts):
-        if text is not None and text not in never and number not in vocabulary.lone:
-            numbers.setdefault(text, number)
-    return numbers
-
-
-def _place_marks(vocabulary: Vocabulary) -> list[str | None]:
-    """Give the texts of pieces as they mostly stand, where a tokenizer does not tell.
-
-    BERT's cuts marks off, space or not. Others would hardly know `so , what` for `so, what`.
+    BERT splits punctuation off with or without a space. Other tokenizers would encode `so , what`
+    quite differently from `so, what`.
     """
     return [
-        place_mark(text) if text and number in vocabulary.lone and text != token else text
+        guess_spacing(text) if text and number in vocabulary.standalone and text != token else text
         for number, (text, token) in enumerate(
             zip(vocabulary.texts, vocabulary.tokens, strict=True)
         )
     ]
 
 
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _read_marks_as_text(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """Copy a tokenizer's engine; in the copy `<mask>` and its like are ordinary characters."""
-    from tokenizers import Tokenizer
-
-    engine: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    engine.encode_special_tokens = True
-    return disable_truncation_and_padding(engine)
-
-
-def _cut(spelled: bytes, stops: IntArray) -> list[str]:
-    """Give the text of every sentence; none where the bytes are no text."""
+def _decode_sentences(content: bytes, stops: IntArray) -> list[str]:
+    """Return the text of every sentence; an empty one where the bytes are not valid UTF-8."""
     texts = []
     for start, stop in pairwise([0, *stops.tolist()]):
         try:
-            texts.append(spelled[start:stop].decode("utf-8").removeprefix(" "))
+            texts.append(content[start:stop].decode("utf-8").removeprefix(" "))
         except UnicodeDecodeError:
             texts.append("")
     return texts
 
 
-def _measure_pieces(
-    spelled: Bytes, n_bytes: IntArray, lengths: IntArray
-) -> tuple[IntArray, npt.NDArray[np.bool_], IntArray]:
-    """Say where pieces end, which of them end no character, and where sentences end.
+def _locate_pieces(
+    content: npt.NDArray[np.uint8], n_bytes: IntArray, lengths: IntArray
+) -> tuple[IntArray, BoolArray, IntArray]:
+    """Return the end of every piece, which pieces complete no character, and the sentence ends.
 
-    Places count characters but spaces, which tokenizers give to either neighbour; and one more
-    between sentences, so that each has places of its own. A character counts at its last byte.
+    Positions count characters except spaces, which tokenizers assign to either neighbor, plus one
+    between sentences, so that sentences do not share positions. A character counts at its last
+    byte.
     """
-    goes_on = (spelled & 0xC0) == 0x80
-    is_counted = ~np.append(goes_on[1:], False)[: len(spelled)] & (spelled != SPACE)
+    continues = (content & 0xC0) == 0x80
+    is_counted = ~np.append(continues[1:], False)[: len(content)] & (content != SPACE)
     counts = np.concatenate([[0], np.cumsum(is_counted)])
     ends = counts[np.cumsum(n_bytes)]
     is_blank = np.diff(ends, prepend=0) == 0
@@ -445,23 +417,23 @@ def _measure_pieces(
     return ends + np.repeat(numbers, lengths), is_blank, totals + numbers
 
 
-def _measure_offsets(
+def _locate_offsets(
     texts: Sequence[str], offsets: IntArray, lengths: IntArray, last: IntArray
-) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-    """Say likewise where pieces end of which a tokenizer has told the characters."""
+) -> tuple[IntArray, BoolArray]:
+    """Return the same ends and flags as `_locate_pieces`, from the character offsets of pieces."""
     characters = np.frombuffer("".join(texts).encode("utf-32-le"), dtype="<u4")
     counts = np.concatenate([[0], np.cumsum(characters != SPACE)])
     begins = np.cumsum([0, *map(len, texts)])[:-1]
     starts, ends = counts[offsets.T + np.repeat(begins, lengths)]
-    moved = np.repeat(np.concatenate([[0], last + 1])[: len(lengths)] - counts[begins], lengths)
-    return ends + moved, starts == ends
+    shifts = np.repeat(np.concatenate([[0], last + 1])[: len(lengths)] - counts[begins], lengths)
+    return ends + shifts, starts == ends
 
 
 def _number_segments(
-    cuts: IntArray, ends: IntArray, is_blank: npt.NDArray[np.bool_], last: IntArray
+    boundaries: IntArray, ends: IntArray, is_blank: BoolArray, last: IntArray
 ) -> IntArray:
-    """Find the segment a piece ends in; one that ends no character goes with what follows it."""
-    following = np.searchsorted(cuts, ends, side="right")
-    numbers = np.where(is_blank, following, np.searchsorted(cuts, ends))
-    segments: IntArray = np.minimum(numbers, np.searchsorted(cuts, last))
+    """Return the segment in which each piece ends; blank pieces belong to the following segment."""
+    following = np.searchsorted(boundaries, ends, side="right")
+    numbers = np.where(is_blank, following, np.searchsorted(boundaries, ends))
+    segments: IntArray = np.minimum(numbers, np.searchsorted(boundaries, last))
     return segments

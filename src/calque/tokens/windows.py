@@ -2,7 +2,7 @@
 
 Three kinds of text are split: plain sentences for embedding (`split_long_sentences`), lines for
 translation (`split_lines_for_translation`), and sentences given as words, whose windows overlap
-(`split_words`).
+(`split_into_word_windows`).
 """
 
 from __future__ import annotations
@@ -161,7 +161,9 @@ class WordWindow(NamedTuple):
     last: int
 
 
-def split_words(n_subwords: IntArray, max_subwords: int, overlap: float) -> list[WordWindow]:
+def split_into_word_windows(
+    n_subwords: IntArray, max_subwords: int, overlap: float
+) -> list[WordWindow]:
     """Split a sentence, given the number of subwords of each word, into overlapping windows.
 
     Neighboring windows share up to a fraction `overlap` of `max_subwords`. The results of a word
