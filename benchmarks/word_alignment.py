@@ -35,8 +35,8 @@ import calque
 from calque.io.bitext import read_bitext
 from calque.models.encoder import Encoder
 from calque.models.inference import BATCH_TOKENS, device_of
-from calque.models.loading import build_model, find_folder
-from calque.tokens.ragged import bucket_batches
+from calque.models.loading import build_model, find_model
+from calque.tokens.ragged import batch_by_length
 from calque.tokens.tokenizer import load_tokenizer
 from calque.word_alignment.neural import BLOCK_PAIRS, PairLayout, WordAligner, build_pair_batch
 from calque.word_alignment.pair_windows import cut_pairs
@@ -147,10 +147,10 @@ def make_pairs(n: int, n_words: int = 20) -> list[Pair]:
 def find_model(name: str | None, folder: Path) -> Path:
     """Find a folder, or make a random encoder: weights do not change the speed."""
     if name is not None:
-        return find_folder(name)
+        return find_model(name)
     from transformers import XLMRobertaConfig
 
-    tokenizer = load_tokenizer(find_folder("calque-mini"))
+    tokenizer = load_tokenizer(find_model("calque-mini"))
     config = XLMRobertaConfig(
         vocab_size=len(tokenizer),
         hidden_size=384,
@@ -192,7 +192,7 @@ def bare_forward(job: Job, encoder: Encoder, encode: Any) -> Way:
         batches = []
         for start in range(0, len(pairs), BLOCK_PAIRS):
             windows = cut_pairs(aligner._words, pairs[start : start + BLOCK_PAIRS], layout.room)
-            for rows in bucket_batches(layout.n_tokens(windows), BATCH_TOKENS[device.type]):
+            for rows in batch_by_length(layout.n_tokens(windows), BATCH_TOKENS[device.type]):
                 batches.append(build_pair_batch(windows, rows, layout).to(device).tokens)
 
         @torch.inference_mode()

@@ -1,7 +1,7 @@
-"""`calque` with an aligner that needs no model: python toy_align.py align FILE …
+"""`calque` with an aligner that needs no model: python toy_align.py align FILE ...
 
-TOY_BLOCK sets the pairs a block, TOY_DELAY the seconds a block takes. With TOY_STOP_RANK and
-TOY_STOP_BLOCK that process of several is killed when it comes to its block of that number.
+TOY_BLOCK sets the pairs per block and TOY_DELAY the seconds per block. With TOY_STOP_RANK and
+TOY_STOP_BLOCK, the process of that rank kills itself when it reaches its block of that number.
 """
 
 from __future__ import annotations
@@ -10,26 +10,24 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from zlib import crc32
 
 import numpy as np
 
-from calque.cli import align_job as aligners
 from calque.cli import run
-from calque.cli.align_job import ChosenAligner
-from calque.cli.aligner_options import AlignerOptions
 from calque.types import Links
+from calque.word_alignment import build
+from calque.word_alignment.build import AlignerOptions, BuiltAligner
 from calque.word_alignment.protocol import AlignedBlock, AlignReport, WordPair
 
 WINDOW = 50
 
 
 class ToyAligner:
-    """Links word i with word i; scores tell in which company a pair was aligned.
+    """Links word i with word i; scores depend on the pairs that are aligned together.
 
-    A real encoder's last digits depend on the other pairs of a block too.
+    The last digits of a real encoder's scores depend on them too.
     """
 
     method = "toy"
@@ -46,12 +44,12 @@ class ToyAligner:
         if stop == (os.environ.get("RANK"), str(self.n_blocks)):
             os.kill(os.getpid(), signal.SIGKILL)
         self.n_blocks += 1
-        company = crc32(repr([(list(src), list(tgt)) for src, tgt in pairs]).encode()) % 10_000
+        checksum = crc32(repr([(list(src), list(tgt)) for src, tgt in pairs]).encode()) % 10_000
         lengths = np.array([min(len(src), len(tgt)) for src, tgt in pairs], dtype=np.int64)
         words = np.concatenate([np.arange(n) for n in [0, *lengths.tolist()]]).astype(np.int64)
-        shifted = np.maximum(words - (self.layer - 1), 0)  # the further up, the more is wrong
+        shifted = np.maximum(words - (self.layer - 1), 0)  # higher layers: more errors
         owners = np.repeat(np.arange(len(pairs)), lengths)
-        scores = np.full(len(words), company / 10_000, dtype=np.float32)
+        scores = np.full(len(words), checksum / 10_000, dtype=np.float32)
         longest = np.array([max(len(src), len(tgt)) for src, tgt in pairs], dtype=np.int64)
         is_long = longest > WINDOW
         report = AlignReport(
@@ -64,23 +62,22 @@ class ToyAligner:
         return AlignedBlock(Links(owners, words, shifted, scores, len(pairs)), report)
 
 
-@contextmanager
-def choose_aligner(
-    options: AlignerOptions,
-    read_pairs: Callable[[], Iterator[WordPair]],
-    read_bitext: Callable[[], Iterator[WordPair]],
-) -> Iterator[ChosenAligner]:
+class ToyBuilt(BuiltAligner):
+    def to_settings(self) -> dict[str, str | int | None]:
+        return {"method": self.options.method, "layer": self.aligner.layer}  # type: ignore[attr-defined]
+
+
+def build_aligner(options: AlignerOptions, *_: object) -> BuiltAligner:
     layer = 1 if options.layer is None else options.layer
     aligner = ToyAligner(layer, float(os.environ.get("TOY_DELAY", "0")))
-    n_pairs = int(os.environ.get("TOY_BLOCK", "8"))
-    yield ChosenAligner(aligner, "toy", n_pairs, lambda: {"method": options.method, "layer": layer})
+    return ToyBuilt(aligner, "toy", int(os.environ.get("TOY_BLOCK", "8")), options)
 
 
-def choose_sweep(options: AlignerOptions) -> tuple[dict[str, ToyAligner], list[int]]:
+def build_sweep(options: AlignerOptions) -> tuple[dict[str, ToyAligner], list[int]]:
     return {"ot": ToyAligner(), "argmax": ToyAligner()}, [1, 2]
 
 
 if __name__ == "__main__":
-    aligners.choose_aligner = choose_aligner
-    aligners.choose_sweep = choose_sweep
+    build.build_aligner = build_aligner  # type: ignore[assignment]
+    build.build_sweep = build_sweep  # type: ignore[assignment]
     sys.exit(run())

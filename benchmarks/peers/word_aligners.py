@@ -111,7 +111,7 @@ def write_as_bert(job: Job) -> tuple[Path, Any]:
         raise ValueError("not a model of the BERT kind")
     config = encoder.model.config
     model = BertForMaskedLM(BertConfig(vocab_size_or_config_json_file=None, **shape_of(config)))
-    body = encoder.family.body_of(encoder.model).state_dict()
+    body = encoder.family.get_body(encoder.model).state_dict()
     places = "embeddings.position_embeddings.weight"
     body[places] = body[places][len(body[places]) - encoder.max_tokens :]
     missing = model.bert.load_state_dict(body, strict=False).missing_keys

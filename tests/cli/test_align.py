@@ -21,14 +21,14 @@ import pytest
 import zstandard
 
 import calque
-from calque.cli import align_job as aligners
 from calque.cli import run
 from calque.io.files import read_lines
 from calque.io.links import read_links
+from calque.word_alignment import build
 
 TOY = Path(__file__).parents[1] / "toy_align.py"
 GOLD = Path(__file__).parents[1] / "data" / "gold"
-REAL_CHOICE, REAL_SWEEP = aligners.choose_aligner, aligners.choose_sweep
+REAL_BUILD, REAL_SWEEP = build.build_aligner, build.build_sweep
 LINES = ["a b c ||| x y", "ein Haus ||| a house", " ||| x", "a|||b"]
 LINKS = "0-0 1-1\n0-0 1-1\n\n0-0\n"
 
@@ -36,8 +36,8 @@ LINKS = "0-0 1-1\n0-0 1-1\n\n0-0\n"
 @pytest.fixture(autouse=True)
 def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     toy = runpy.run_path(str(TOY))
-    monkeypatch.setattr(aligners, "choose_aligner", toy["choose_aligner"])
-    monkeypatch.setattr(aligners, "choose_sweep", toy["choose_sweep"])
+    monkeypatch.setattr(build, "build_aligner", toy["build_aligner"])
+    monkeypatch.setattr(build, "build_sweep", toy["build_sweep"])
     monkeypatch.chdir(tmp_path)
 
 
@@ -78,7 +78,7 @@ def test_pipes_tabs_and_two_files(
     }
     for name, lines in files.items():
         Path(name).write_bytes((bom + "".join(line + ending for line in lines)).encode())
-    for arguments in (["pipes"], ["tabs"], ["src", "tgt"], ["tabs", "--input", "tsv"]):
+    for arguments in (["pipes"], ["tabs"], ["src", "tgt"], ["tabs", "--input-format", "tsv"]):
         assert run(["align", *arguments]) == 0
         assert capsysbinary.readouterr().out == LINKS.encode()
 
@@ -225,22 +225,24 @@ def test_a_closed_pipe_is_quiet(text: bytes) -> None:
         (["good", "--bitext", "far", "-o", "far"], "far: both read and written"),
         (["good", "--gold", "far", "--skip-bad", "far"], "far: both read and written"),
         (["good", "--format", "xml"], "--format xml does not exist (choose from: pharaoh, jsonl"),
-        (["good", "--input", "csv"], "--input csv does not exist"),
+        (["good", "--input-format", "csv"], "--input-format csv does not exist"),
         (["good", "--method", "magic"], "--method magic does not exist (choose from: ot, itermax"),
         (["good", "--aligner", "magic"], "--aligner magic does not exist"),
-        (["good", "--layer", "top"], "--layer top is no number"),
         (["good", "--tokenize", "german"], "'german' does not name two languages"),
         (["good", "--tokenize", "th-en"], "Thai puts no spaces between words"),
-        (["good", "--resume"], "--resume needs a file to go on with (name it with -o)"),
+        (["good", "--resume"], "--resume needs an output file (name it with -o)"),
         (["-", "--resume", "-o", "out"], "a pipe cannot be resumed"),
-        (["good", "--sweep"], "--sweep scores against gold links"),
+        (["good", "--sweep"], "--sweep needs gold links"),
         (["good", "--sweep", "--gold", "good", "-o", "x"], "--sweep writes no files"),
         (["good", "--gold", "good"], "good, line 1: 'a' is no link"),
         (["good", "--gold", "short"], "short, line 1: 'one' is no link"),
-        (["good", "--gold", "few"], "few: 1 lines, but good has 4 pairs"),
+        (["good", "--gold", "few"], "few: the file has 1 lines, but good has 4 pairs"),
         (["good", "--gold", "far", "-o", "out"], "far, line 2: a link between words 7 and 0"),
         (["good", "--gold", "few", "--gold-from-one"], "few, line 1: '0-0', but words"),
-        (["good", "--gold", "far", "-o", "out", "--resume"], "--gold scores what one run aligns"),
+        (
+            ["good", "--gold", "far", "-o", "out", "--resume"],
+            "--gold cannot score links of an earlier run",
+        ),
     ],
 )
 def test_bad_input_is_one_line(
@@ -280,7 +282,7 @@ def test_gold_scores(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line.replace("│", " ").split() for line in captured.out.splitlines()]
     want = [3 / 5, 2 / 3, 2 * (3 / 5) * (2 / 3) / (3 / 5 + 2 / 3), 1 - (2 + 3) / (5 + 3)]
     assert ["toy", *(f"{100 * value:.2f}" for value in want)] in rows
-    assert captured.err.startswith("no links kept: 2 pairs, 5 links; ")
+    assert captured.err.startswith("links not written: 2 pairs, 5 links; ")
     assert names() == {"in", "gold"}
 
 
@@ -316,7 +318,8 @@ def test_gold_of_a_pipe_is_counted_at_the_end(
         Path("gold").write_text("\n" * n_lines)
         stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(text)))  # type: ignore[type-var]
         monkeypatch.setattr(sys, "stdin", stream)
-        fails(["-", "--gold", "gold"], f"gold: {n_lines} lines, but the input has 4 pairs", capsys)
+        problem = f"gold: the file has {n_lines} lines, but standard input has 4 pairs"
+        fails(["-", "--gold", "gold"], problem, capsys)
 
 
 def test_words_are_counted_as_the_annotators_did(capsys: pytest.CaptureFixture[str]) -> None:
@@ -417,15 +420,15 @@ def interrupt(arguments: list[str], number: signal.Signals) -> bytes:
 def test_ctrl_c_keeps_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     Path("in").write_bytes(b"a ||| b\n" * 100)
     said = interrupt(["in", "-o", "out"], signal.SIGINT).decode()
-    assert "out.partial: go on with --resume\n" in said
+    assert "out.partial: continue with --resume\n" in said
     assert said.endswith("calque: interrupted\n")
-    fails(["in", "-o", "out"], "out.partial: an unfinished run is here (go on with", capsys)
-    fails(["in", "-o", "out", "--resume", "--scores"], "began with scores off, not on", capsys)
-    fails(["in", "-o", "out", "--resume", "--layer", "2"], "began with layer 1, not 2", capsys)
+    fails(["in", "-o", "out"], "out.partial: this folder holds an unfinished run", capsys)
+    fails(["in", "-o", "out", "--resume", "--scores"], "started with scores off, not on", capsys)
+    fails(["in", "-o", "out", "--resume", "--layer", "2"], "started with layer 1, not 2", capsys)
     Path("in").write_bytes(b"a ||| c\n" * 100)
     fails(["in", "-o", "out", "--resume"], "the input has changed", capsys)
     Path("in").write_bytes(b"a ||| b\n" * 99)
-    fails(["in", "-o", "out", "--resume"], "began with pairs 100, not 99", capsys)
+    fails(["in", "-o", "out", "--resume"], "started with input_size 800, not 792", capsys)
     Path("in").write_bytes(b"a ||| b\n" * 100)
     assert run(["align", "in", "-o", "out", "--resume"]) == 0
     assert Path("out").read_text() == "0-0\n" * 100
@@ -476,7 +479,7 @@ def test_two_processes_go_on_after_a_failure(capsys: pytest.CaptureFixture[str])
     assert stopped.returncode != 0
     assert (Path("out.partial") / "part-1.journal").read_bytes().count(b"\n") == 3
     capsys.readouterr()
-    fails(["in", "--scores", "-o", "out", "--resume"], "began with processes 2, not 1", capsys)
+    fails(["in", "--scores", "-o", "out", "--resume"], "started with processes 2, not 1", capsys)
     done = launch(["in", "--scores", "-o", "out", "--resume"])
     assert done.returncode == 0, done.stderr
     assert Path("out").read_bytes() == Path("one").read_bytes()
@@ -488,7 +491,7 @@ def test_two_processes_say_once_what_is_wrong() -> None:
     Path("in").write_bytes(b"a ||| b\n\xff ||| b\n")
     for arguments, problem in (
         (["in", "-o", "out"], "in, line 2: invalid UTF-8"),
-        (["in"], "several processes need files"),
+        (["in"], "several processes need input files and an output file"),
     ):
         done = launch(arguments)
         assert done.returncode != 0
@@ -506,14 +509,14 @@ def test_a_real_encoder_alone_and_in_two_processes(
 ) -> None:
     from calque.word_alignment.neural import WordAligner
 
-    monkeypatch.setattr(aligners, "choose_aligner", REAL_CHOICE)
-    monkeypatch.setattr(aligners, "choose_sweep", REAL_SWEEP)
+    monkeypatch.setattr(build, "build_aligner", REAL_BUILD)
+    monkeypatch.setattr(build, "build_sweep", REAL_SWEEP)
     pairs = (GOLD / "en-fr.text").read_text().splitlines()
     aligner = WordAligner(calque.load(tiny_folder, "cpu"), method="argmax", layer=2)
     words = [tuple(side.split() for side in pair.split("|||")) for pair in pairs]
     want = aligner.align(words)  # type: ignore[arg-type]
     # More lines than a block has pairs, so that both processes have something to do.
-    n_times = aligners.BLOCK_PAIRS["cpu"] // len(pairs) + 10
+    n_times = build.BLOCK_PAIRS["cpu"] // len(pairs) + 10
     Path("in").write_text("".join(pair + "\n" for pair in pairs) * n_times)
     arguments = ["in", "--model", str(tiny_folder), "--device", "cpu"]
     arguments += ["--method", "argmax", "--layer", "2", "-o"]

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calque.cli.align_job import choose_aligner, choose_sweep
+from calque.cli.aligner_options import AlignerOptions
 
 from calque.cli import options as aligner_options
-from calque.cli.align_job import choose_aligner, choose_sweep, fingerprint
-from calque.cli.aligner_options import AlignerOptions
 from calque.errors import InputError
+from calque.io.outputs import fingerprint
 from calque.word_alignment.protocol import WordPair
 
 PAIRS: list[WordPair] = [(["Guten", "Morgen"], ["Good", "morning"]), ([], ["empty"])]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from calque.errors import InputError
-from calque.io.bitext import languages_of, read_bitext
+from calque.io.bitext import infer_languages, read_bitext
 from calque.tokens.linked import MAX_WORDS
 from calque.word_alignment.linked_bitext import BitextSource, LinkReport, find_bitexts, read_usable
 
@@ -47,7 +47,7 @@ def test_names(files: list[str], languages: str | None, name: str) -> None:
     (source,) = find_bitexts(files, languages=pair)
     assert source.name == name
     # A recipe must be able to read the languages from what is written.
-    assert languages_of(f"{name}.text") == source.languages == (pair or languages_of(files))
+    assert infer_languages(f"{name}.text") == source.languages == (pair or infer_languages(files))
 
 
 def test_two_files_are_sides_if_their_names_say_so() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from calque.errors import InputError
 from calque.io.files import SkippedLines, read_lines
-from calque.io.outputs import LinkStream, check_output, open_sink, pack_block
+from calque.io.resumable import StreamSink, check_resumable_output, compress_block, open_sink
 from calque.types import SentencePair
 from calque.word_alignment.file_job import (
     SKIPPED,
@@ -36,7 +36,7 @@ PAIRS = [SentencePair("a b c", "x y"), SentencePair("", "x"), SentencePair("a", 
 
 def write(pairs: list[SentencePair], layout: LinkLayout, **options: Any) -> tuple[str, Any]:
     stream = io.BytesIO()
-    totals = write_links(ToyAligner(), pairs, LinkStream(stream), layout, **options)
+    totals = write_links(ToyAligner(), pairs, StreamSink(stream), layout, **options)
     return stream.getvalue().decode(), totals
 
 
@@ -105,13 +105,13 @@ def test_observers() -> None:
 def test_members_make_one_file(tmp_path: Path, suffix: str) -> None:
     blocks = [b"first\n", b"", "zweite Zeile ß\n".encode() * 100]
     path = tmp_path / f"links{suffix}"
-    path.write_bytes(b"".join(pack_block(block, suffix) for block in blocks))
+    path.write_bytes(b"".join(compress_block(block, suffix) for block in blocks))
     whole = b"".join(blocks).decode()
     assert list(read_lines(path)) == whole.splitlines()
     opened: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".zst": zstandard.open}
     with opened.get(suffix, open)(path, "rb") as stream:
         assert stream.read().decode() == whole
-    assert pack_block(b"same", suffix) == pack_block(b"same", suffix)
+    assert compress_block(b"same", suffix) == compress_block(b"same", suffix)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
@@ -141,9 +141,9 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
 def test_outputs_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "in").write_text("a ||| b\n")
     with pytest.raises(InputError, match="its folder does not exist"):
-        check_output(tmp_path / "no" / "out", [], resume=False)
+        check_resumable_output(tmp_path / "no" / "out", [], resume=False)
     with pytest.raises(InputError, match="a folder"):
-        check_output(tmp_path, [], resume=False)
+        check_resumable_output(tmp_path, [], resume=False)
     with pytest.raises(InputError, match="both read and written"):
-        check_output(tmp_path / "in", ["-", str(tmp_path / "in")], resume=False)
-    check_output(tmp_path / "out", [str(tmp_path / "in")], resume=False)
+        check_resumable_output(tmp_path / "in", ["-", str(tmp_path / "in")], resume=False)
+    check_resumable_output(tmp_path / "out", [str(tmp_path / "in")], resume=False)

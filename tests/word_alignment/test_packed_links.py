@@ -1,4 +1,4 @@
-"""Packed links: read as a plain reader would, and symmetrized as one pair after another."""
+"""Packed links: parsed as by a plain parser, and symmetrized as pair by pair."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from calque.algorithms.symmetrize import SYMMETRIZATIONS
 from calque.types import Links
-from calque.word_alignment import counts as packed_links
-from calque.word_alignment.counts import PackedLinks, read_pharaoh, symmetrize_links
+from calque.word_alignment import packed_links
+from calque.word_alignment.packed_links import PackedLinks, read_pharaoh, symmetrize_links
 
 LinkLists = list[list[tuple[int, int]]]
 LinkSet = set[tuple[int, int]]
 cells = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 9)), max_size=12)
 
 
-def make_links(links: LinkLists) -> Links:
+def pack(links: LinkLists) -> Links:
     ends = np.array([link for pair in links for link in pair])
     counts = np.array([len(pair) for pair in links], dtype=np.int64)
     return PackedLinks.of([(ends, counts)]).select(0, len(links))
@@ -51,13 +51,13 @@ def test_reads_what_is_written(
 
 @pytest.mark.parametrize("method", SYMMETRIZATIONS)
 @given(both=st.lists(st.tuples(cells, cells), max_size=8), budget=st.integers(1, 500))
-def test_symmetrized_as_one_pair_after_another(
+def test_symmetrized_as_pair_by_pair(
     method: str, both: list[tuple[LinkSet, LinkSet]], budget: int
 ) -> None:
     forward, backward = ([sorted(pair[side]) for pair in both] for side in (0, 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_links, "BATCH_CELLS", budget)
-        found = symmetrize_links(make_links(forward), make_links(backward), method)
+        found = symmetrize_links(pack(forward), pack(backward), method)
     assert found.n_pairs == len(both)
     expected = []
     for one, other in both:

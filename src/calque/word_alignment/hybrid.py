@@ -1,12 +1,13 @@
-"""Word links from an encoder and a statistical aligner together: what to use with a bitext.
+"""Word links from an encoder and a statistical aligner together: the best choice with a bitext.
 
-A word pair's score is the encoder's cosine, the lexicon's translation probabilities and the
-statistical aligner's own links, added up as logarithms; words link that choose each other.
+The score of a word pair is the sum of three logarithms: the encoder's cosine, the translation
+probability in the statistical aligner's lexicon, and the statistical aligner's own links. Words
+that choose each other are linked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,10 @@ import torch
 
 from calque.tokens.ragged import ranges
 from calque.types import Links
-from calque.word_alignment.counts import Lexicon, pad_rows, starts_of
+from calque.word_alignment.counts import LinkLexicon, pad_rows
 from calque.word_alignment.neural import Encoding, Method, WordAligner
-from calque.word_alignment.protocol import AlignedBlock, WordPair
+from calque.word_alignment.numbered_text import to_offsets
+from calque.word_alignment.protocol import AlignedBlock, WordPair, check_pairs
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -25,17 +27,95 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from calque.models.encoder import Encoder
-    from calque.word_alignment.pair_windows import PairWindows, Side
+    from calque.word_alignment.pair_windows import PairWindows, WindowSide
     from calque.word_alignment.statistical import StatisticalAligner
 
     IntArray = npt.NDArray[np.int64]
     FloatArray = npt.NDArray[np.float32]
 
-# What the weights below were found for: cosines times this.
+# Factor of the cosines for which the weights below were tuned.
 SHARPNESS = 20.0
 
 
-def make_words(
+@dataclass(frozen=True, slots=True)
+class HybridWeights:
+    """Weights of the statistical evidence relative to the encoder's cosine times 20.
+
+    One set for all languages. `distance` weighs the distance from the diagonal; it made links worse
+    in all experiments, so it is 0.
+    """
+
+    lexicon: float = 1.0
+    links: float = 4.0  # where both directions agree; half of it for one direction
+    distance: float = 0.0
+    # Added to every count and to every total, so that a word seen once does not get probability 1.
+    count: float = 0.001
+    total: float = 0.1
+
+
+# fast_align's links are less reliable.
+WEIGHTS = {"eflomal": HybridWeights(), "fast-align": HybridWeights(links=1.0)}
+
+
+class HybridAligner:
+    """Links words with an encoder and with what a statistical aligner learned from a bitext.
+
+    >>> statistical = calque.StatisticalAligner.train(pairs)                      # doctest: +SKIP
+    >>> hybrid = calque.HybridAligner(calque.load(), statistical)                 # doctest: +SKIP
+    >>> hybrid.align([(["das", "Haus"], ["the", "house"])])                       # doctest: +SKIP
+    [[(0, 0), (1, 1)]]
+
+    Args:
+        words: A loaded model, or an aligner made from it by `build_hybrid_words`.
+        statistical: A trained statistical aligner.
+        is_training_text: The text to be aligned is the one that the statistical aligner was
+            trained on, in the same order. Its links are then those of the training, and a pair's
+            own links are not counted in the lexicon that scores them.
+        weights: Weights of the evidence. Default: those tuned for the statistical aligner.
+    """
+
+    def __init__(
+        self,
+        words: WordAligner | Encoder,
+        statistical: StatisticalAligner,
+        *,
+        is_training_text: bool = False,
+        weights: HybridWeights | None = None,
+    ) -> None:
+        self.words = words if isinstance(words, WordAligner) else build_hybrid_words(words)
+        self.statistical, self.is_training_text = statistical, is_training_text
+        self.weights = weights or WEIGHTS[statistical.kind]
+
+    @property
+    def method(self) -> str:
+        """How links are read from the scores."""
+        return self.words.method
+
+    @property
+    def layer(self) -> int:
+        """Layer whose states are compared."""
+        return self.words.layer
+
+    def align(self, pairs: Iterable[WordPair]) -> list[list[tuple[int, int]]]:
+        """Return the links of every pair as a list of (source word, target word)."""
+        return self.align_block(check_pairs(pairs)).links.to_lists()
+
+    def align_block(self, pairs: Sequence[WordPair], first: int = 0) -> AlignedBlock:
+        """Align some pairs; of a training text, they start with its pair `first`."""
+        model, stop = self.statistical, first + len(pairs)
+        if self.is_training_text:
+            found = model.training_directions(first, stop)
+            links = list(found) if found else [model.training_block(first, stop).links]
+        else:
+            found = model.directions(pairs)
+            links = list(found) if found else [model.align_block(pairs).links]
+        evidence = StatisticalEvidence(
+            pairs, model.lexicon, links, leave_out=self.is_training_text, weights=self.weights
+        )
+        return self.words.align_block(pairs, evidence=evidence)
+
+
+def build_hybrid_words(
     encoder: Encoder,
     *,
     method: Method | None = None,
@@ -43,7 +123,7 @@ def make_words(
     encode: Encoding | None = None,
     batch_tokens: int | None = None,
 ) -> WordAligner:
-    """Make the encoder's part: mutual argmax unless asked otherwise, whatever suits it alone."""
+    """Build the encoder's part of a hybrid aligner; its default method is mutual argmax."""
     return WordAligner(
         encoder,
         method=method or "argmax",
@@ -54,151 +134,86 @@ def make_words(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class HybridWeights:
-    """What the statistical aligner's evidence counts beside the encoder's cosine times 20.
-
-    One set for all languages; LOG.md has what else was tried. `places` weighs the distance from
-    the diagonal: it did harm wherever it was tried, and is 0.
-    """
-
-    lexicon: float = 1.0
-    links: float = 4.0  # where both directions agree; half of it for one
-    places: float = 0.0
-    # What every count begins with, and every total: a word met once must not be sure.
-    count: float = 0.001
-    total: float = 0.1
-
-
-# fast_align's links are less to be trusted.
-WEIGHTS = {"eflomal": HybridWeights(), "fast-align": HybridWeights(links=1.0)}
-
-
-class HybridAligner:
-    """Aligns with an encoder and what a statistical aligner learned from a bitext.
-
-    With `own_text`, what is aligned is that bitext itself, block after block: its links are those
-    of the training, and a pair's own links do not count in the lexicon that judges them.
-    """
-
-    def __init__(
-        self,
-        words: WordAligner,
-        statistical: StatisticalAligner,
-        *,
-        own_text: bool = False,
-        weights: HybridWeights | None = None,
-    ) -> None:
-        self.words, self.statistical, self.own_text = words, statistical, own_text
-        self.weights = weights or WEIGHTS[statistical.kind]
-
-    @property
-    def method(self) -> str:
-        """How links are read off the scores."""
-        return self.words.method
-
-    @property
-    def layer(self) -> int:
-        """The layer whose states are compared."""
-        return self.words.layer
-
-    def align_block(self, pairs: Sequence[WordPair], first: int = 0) -> AlignedBlock:
-        """Align some pairs, in their order; with `own_text` they begin with pair `first` of it."""
-        votes = self._vote(pairs, first)
-        evidence = StatisticalEvidence(
-            pairs, self.statistical.lexicon, votes, own_text=self.own_text, weights=self.weights
-        )
-        return self.words.align_block(pairs, evidence=evidence)
-
-    def _vote(self, pairs: Sequence[WordPair], first: int) -> list[Links]:
-        """Give the statistical aligner's links, by direction where it knows both."""
-        model = self.statistical
-        if self.own_text:
-            stop = first + len(pairs)
-            found = model.training_directions(first, stop)
-            return list(found) if found else [model.training_block(first, stop).links]
-        found = model.directions(pairs)
-        return list(found) if found else [model.align_block(pairs).links]
-
-
 class StatisticalEvidence:
-    """Log scores of all word pairs of a block: how a lexicon and an aligner see them."""
+    """Log scores of all word pairs of a block from a lexicon and the links of an aligner.
+
+    With `leave_out`, the links of a pair are subtracted from the counts that score it.
+    """
 
     def __init__(
         self,
         pairs: Sequence[WordPair],
-        lexicon: Lexicon,
-        votes: Sequence[Links],
+        lexicon: LinkLexicon,
+        directions: Sequence[Links],
         *,
-        own_text: bool,
+        leave_out: bool,
         weights: HybridWeights,
     ) -> None:
-        self.lexicon, self.own_text, self.weights = lexicon, own_text, weights
+        self.lexicon, self.leave_out, self.weights = lexicon, leave_out, weights
         self.src = lexicon.src.find(pair[0] for pair in pairs)
         self.tgt = lexicon.tgt.find(pair[1] for pair in pairs)
-        self.share = np.float32(1 / len(votes))
-        owners = np.concatenate([links.pairs for links in votes])
+        self.link_weight = np.float32(1 / len(directions))
+        owners = np.concatenate([links.pairs for links in directions])
         order = np.argsort(owners, kind="stable")
-        self.link_src = np.concatenate([links.src for links in votes])[order]
-        self.link_tgt = np.concatenate([links.tgt for links in votes])[order]
-        self.offsets = starts_of(np.bincount(owners, minlength=len(pairs)))
+        self.link_src = np.concatenate([links.src for links in directions])[order]
+        self.link_tgt = np.concatenate([links.tgt for links in directions])[order]
+        self.offsets = to_offsets(np.bincount(owners, minlength=len(pairs)))
 
     def score(self, windows: PairWindows, rows: IntArray) -> Float[Tensor, "windows src tgt"]:
-        """Give the log scores of some windows."""
+        """Return the log scores of some windows."""
         owners = windows.owners[rows]
-        src_first, src_stop = _places(windows.src, rows, owners)
-        tgt_first, tgt_stop = _places(windows.tgt, rows, owners)
-        src = pad_rows(self.src.cut(owners, src_first, src_stop))
-        tgt = pad_rows(self.tgt.cut(owners, tgt_first, tgt_stop))
-        votes = self._lay_votes(owners, src_first, tgt_first, (len(rows), *_shape(src, tgt)))
-        scores = self.weights.lexicon * self._judge(src, tgt, votes) + self.weights.links * votes
-        if self.weights.places:
-            scores -= self.weights.places * _distances(src_stop - src_first, tgt_stop - tgt_first)
+        src_first, src_stop = _word_range(windows.src, rows, owners)
+        tgt_first, tgt_stop = _word_range(windows.tgt, rows, owners)
+        src = pad_rows(self.src.select(owners, src_first, src_stop))
+        tgt = pad_rows(self.tgt.select(owners, tgt_first, tgt_stop))
+        shape = (len(rows), src.shape[1], tgt.shape[1])
+        links = self._to_matrices(owners, src_first, tgt_first, shape)
+        scores = self.weights.lexicon * self._score_words(src, tgt, links)
+        scores += self.weights.links * links
+        if self.weights.distance:
+            distances = _distances(src_stop - src_first, tgt_stop - tgt_first)
+            scores -= self.weights.distance * distances
         return torch.from_numpy(scores.astype(np.float32))
 
-    def _judge(
-        self, src: npt.NDArray[np.int32], tgt: npt.NDArray[np.int32], votes: FloatArray
+    def _score_words(
+        self, src: npt.NDArray[np.int32], tgt: npt.NDArray[np.int32], links: FloatArray
     ) -> FloatArray:
-        """Average log p(target | source) and log p(source | target)."""
+        """Return the mean of log p(target | source) and log p(source | target)."""
         count, total = self.weights.count, self.weights.total
-        # The last place of the totals is that of unknown words, whose number is −1.
+        # The last entry of the totals is for unknown words, whose number is −1.
         src_totals = np.append(self.lexicon.src_totals, np.float32(0))[src][:, :, None]
         tgt_totals = np.append(self.lexicon.tgt_totals, np.float32(0))[tgt][:, None, :]
         counts = self.lexicon.look_up(src[:, :, None], tgt[:, None, :])
-        if self.own_text:  # leave the pair's own links out
-            counts = np.maximum(counts - votes, 0)
-            src_totals = np.maximum(src_totals - votes.sum(axis=2, keepdims=True), 0)
-            tgt_totals = np.maximum(tgt_totals - votes.sum(axis=1, keepdims=True), 0)
+        if self.leave_out:
+            counts = np.maximum(counts - links, 0)
+            src_totals = np.maximum(src_totals - links.sum(axis=2, keepdims=True), 0)
+            tgt_totals = np.maximum(tgt_totals - links.sum(axis=1, keepdims=True), 0)
         joint = np.log(counts + np.float32(count))
-        judged: FloatArray = joint - (np.log(src_totals + total) + np.log(tgt_totals + total)) / 2
-        return judged
+        scores: FloatArray = joint - (np.log(src_totals + total) + np.log(tgt_totals + total)) / 2
+        return scores
 
-    def _lay_votes(
+    def _to_matrices(
         self, owners: IntArray, src_first: IntArray, tgt_first: IntArray, shape: tuple[int, ...]
     ) -> FloatArray:
-        """Lay the links of some pairs out as matrices: 1 where all directions agree."""
+        """Return the links of some windows as matrices, 1 where all directions agree."""
         n_links = np.diff(self.offsets)[owners]
         flat = ranges(self.offsets[owners], n_links)
         window = np.repeat(np.arange(len(owners)), n_links)
         i, j = self.link_src[flat] - src_first[window], self.link_tgt[flat] - tgt_first[window]
         inside = (i >= 0) & (i < shape[1]) & (j >= 0) & (j < shape[2])
-        votes = np.zeros(shape, dtype=np.float32)
-        np.add.at(votes, (window[inside], i[inside], j[inside]), self.share)
-        return votes
+        matrices = np.zeros(shape, dtype=np.float32)
+        np.add.at(matrices, (window[inside], i[inside], j[inside]), self.link_weight)
+        return matrices
 
 
-def _places(side: Side, rows: IntArray, owners: IntArray) -> tuple[IntArray, IntArray]:
-    """Say which words of their pairs some windows hold."""
+def _word_range(side: WindowSide, rows: IntArray, owners: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the first and last word of some windows, counted within their pairs."""
     begin = side.pieces.first_words[owners]
     return side.first[rows] - begin, side.stop[rows] - begin
 
 
-def _shape(src: npt.NDArray[np.int32], tgt: npt.NDArray[np.int32]) -> tuple[int, int]:
-    return src.shape[1], tgt.shape[1]
-
-
 def _distances(n_src: IntArray, n_tgt: IntArray) -> FloatArray:
-    """Give |i/n − j/m| for all words of windows of n and m words."""
+    """Return |i/n − j/m| for all words of windows of n and m words."""
     i, j = ((np.arange(n.max()) + 0.5)[None] / np.maximum(n, 1)[:, None] for n in (n_src, n_tgt))
     distances: FloatArray = np.abs(i[:, :, None] - j[:, None, :]).astype(np.float32)
     return distances

@@ -1,11 +1,12 @@
-"""What every word aligner takes and gives, whatever it is made of."""
+"""The interface of all word aligners: what they take and what they return."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from calque.errors import InputError
 from calque.types import Links
 
 WordPair: TypeAlias = tuple[Sequence[str], Sequence[str]]
@@ -13,10 +14,11 @@ WordPair: TypeAlias = tuple[Sequence[str], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class AlignReport:
-    """What was aligned: `n_long` pairs exceeded the model and took `n_windows` windows.
+    """Counts of what was aligned.
 
-    `n_empty` pairs had a side without words, and so no links; `n_cut` words were too long for
-    the model and are known by their beginnings.
+    `n_empty` pairs had a side without words, and so no links. `n_long` pairs were too long for the
+    model and were split into `n_windows` windows. `n_cut` words were too long for the model, which
+    read only their first subwords.
     """
 
     n_pairs: int = 0
@@ -26,31 +28,37 @@ class AlignReport:
     n_windows: int = 0
     n_cut: int = 0
 
-    def __add__(self, other: AlignReport) -> AlignReport:
-        return AlignReport(
-            self.n_pairs + other.n_pairs,
-            self.n_links + other.n_links,
-            self.n_empty + other.n_empty,
-            self.n_long + other.n_long,
-            self.n_windows + other.n_windows,
-            self.n_cut + other.n_cut,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class AlignedBlock:
-    """The links of some consecutive sentence pairs, and what was met on the way."""
+    """The links of some consecutive sentence pairs, and counts."""
 
     links: Links
     report: AlignReport
 
 
+class AlignWarning(UserWarning):
+    """Something that makes word links worse than they could be, but does not stop the work."""
+
+
 class Aligner(Protocol):
     """Links the words of sentence pairs.
 
-    What a pair's links are depends on that pair alone, but for aligners that say otherwise.
+    The links of a pair depend on that pair alone, unless an aligner documents otherwise.
     """
 
     def align_block(self, pairs: Sequence[WordPair], first: int = 0) -> AlignedBlock:
-        """Align some pairs, in their order; they begin with pair `first` of a longer text."""
+        """Align some pairs in their order; the first one is pair `first` of a longer text."""
         ...
+
+
+def check_pairs(pairs: Iterable[WordPair]) -> list[WordPair]:
+    """Raise InputError if strings are passed where lists of words belong; return a list."""
+    everything = list(pairs)
+    for number, pair in enumerate(everything):
+        if len(tuple(pair)) != 2 or any(isinstance(side, str) for side in pair):
+            raise InputError(
+                f"pair {number} is not two lists of words",
+                fix='pass (["das", "Haus"], ["the", "house"]); split strings into words first',
+            )
+    return everything

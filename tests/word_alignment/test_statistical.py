@@ -1,4 +1,4 @@
-"""eflomal and fast_align behind one class: the libraries' own links, kept, saved and used again."""
+"""eflomal and fast_align behind one class: links equal to those of the libraries; saved models."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ import numpy as np
 import pytest
 
 from calque.errors import InputError, MissingExtra
-from calque.word_alignment import counts as long_pairs
-from calque.word_alignment import statistical as fast_align_engine
-from calque.word_alignment.counts import Lexicon, Vocabulary, number_pairs, read_pharaoh
+from calque.word_alignment import numbered_text
+from calque.word_alignment.counts import LinkLexicon
+from calque.word_alignment.eflomal_engine import EflomalCounts
+from calque.word_alignment.fast_align_engine import FORWARD
+from calque.word_alignment.numbered_text import WordNumbering, number_pairs
+from calque.word_alignment.packed_links import read_pharaoh
 from calque.word_alignment.protocol import AlignReport, WordPair
 from calque.word_alignment.statistical import (
     LIBRARIES,
-    EflomalCounts,
     StatisticalAligner,
     StatisticalKind,
     check_statistical,
@@ -70,17 +72,19 @@ def make_bitext(n_pairs: int, seed: int, n_words: int | None = None) -> tuple[An
 
 
 def score(found: LinkLists, gold: LinkLists) -> float:
-    """Give the F1 of links."""
+    """Return the F1 of links."""
     n_right = sum(len(set(one) & set(other)) for one, other in zip(found, gold, strict=True))
     return 2 * n_right / (sum(map(len, found)) + sum(map(len, gold)))
 
 
 def links_of(aligner: StatisticalAligner, pairs: list[WordPair]) -> LinkLists:
-    return aligner.align_block(pairs).links.to_lists()
+    return aligner.align(pairs)
 
 
 def training_links(aligner: StatisticalAligner, n_pairs: int = 64) -> LinkLists:
-    return [links for block in aligner.training_blocks(n_pairs) for links in block.links.to_lists()]
+    starts = range(0, aligner.n_pairs, n_pairs)
+    blocks = [aligner.training_block(start, start + n_pairs) for start in starts]
+    return [links for block in blocks for links in block.links.to_lists()]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +109,7 @@ def toy_pairs() -> list[WordPair]:
 
 @pytest.fixture(scope="module")
 def real_pairs() -> list[WordPair]:
-    """The 200 sentence pairs of the demo, all languages together, cut into words."""
+    """The 200 sentence pairs of the demo, all languages together, split into words."""
     from importlib import resources
 
     table = resources.files("calque").joinpath("data/demo.tsv").read_text("utf-8")
@@ -114,7 +118,7 @@ def real_pairs() -> list[WordPair]:
     return [(cut.findall(english), cut.findall(other)) for english, other in rows]
 
 
-# What both must do.
+# Both libraries
 
 
 @both_kinds
@@ -127,10 +131,8 @@ def test_training_links_are_right_and_in_order(
     found = training_links(aligner)
     assert [number for number, links in enumerate(found) if not links] == list(range(0, 300, 10))
     assert score(found, gold) > 0.97
-    blocks = [block.report for block in aligner.training_blocks(64)]
-    assert [report.n_pairs for report in blocks] == [64, 64, 64, 64, 44]
-    total = sum(blocks, start=AlignReport())
-    assert total == AlignReport(n_pairs=300, n_links=sum(map(len, found)), n_empty=30)
+    report = aligner.training_block(0, 1000).report
+    assert report == AlignReport(n_pairs=300, n_links=sum(map(len, found)), n_empty=30)
     assert training_links(aligner, 1000) == found
     assert aligner.training_block(5, 8).links.to_lists() == found[5:8]
 
@@ -144,11 +146,11 @@ def test_new_text_is_aligned_by_what_was_learned(
     assert score(links_of(aligner, pairs), gold) > 0.9
     shouted = [([word.upper() for word in src], tgt) for src, tgt in pairs]
     assert score(links_of(aligner, shouted), gold) > 0.9
-    # A sentence teaches nothing of itself: eflomal links its words by chance.
+    # A single sentence is not enough to learn from: eflomal links its words by chance.
     if kind == "eflomal":
         one_by_one = [links_of(aligner, [pair])[0] for pair in pairs]
-        untaught = [training_links(StatisticalAligner.train([pair], kind))[0] for pair in pairs]
-        assert score(one_by_one, gold) > 0.9 > 0.75 > score(untaught, gold)
+        untrained = [training_links(StatisticalAligner.train([pair], kind))[0] for pair in pairs]
+        assert score(one_by_one, gold) > 0.9 > 0.75 > score(untrained, gold)
 
 
 @both_kinds
@@ -181,7 +183,7 @@ def test_long_sentences_are_aligned_in_parts(
 def test_long_sentences_are_learned_in_parts(
     kind: StatisticalKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long_pairs, "LONGEST", 20)
+    monkeypatch.setattr(numbered_text, "MAX_WORDS", 20)
     pairs, gold = make_bitext(100, seed=5)
     pairs[7:7], gold[7:7] = make_bitext(1, seed=6, n_words=45)
     aligner = StatisticalAligner.train(pairs, kind)
@@ -222,25 +224,27 @@ def test_case_is_kept_on_demand(kind: StatisticalKind) -> None:
 
 
 @both_kinds
-def test_phases_are_told(kind: StatisticalKind) -> None:
-    phases: list[str] = []
-    StatisticalAligner.train(make_bitext(5, seed=0)[0], kind, on_phase=phases.append)
-    assert phases[:2] == ["reading", "training"] and len(phases) == 3
+def test_stages_are_reported(kind: StatisticalKind) -> None:
+    stages: list[str] = []
+    StatisticalAligner.train(
+        make_bitext(5, seed=0)[0], kind, progress=lambda stage, done, total: stages.append(stage)
+    )
+    assert stages[:2] == [f"{kind}: reading", f"{kind}: training"] and len(stages) == 3
 
 
 @both_kinds
 @pytest.mark.parametrize("pairs", [[], [([], ["x"]), (["y"], [])]])
 def test_nothing_to_learn_from(kind: StatisticalKind, pairs: list[WordPair]) -> None:
-    with pytest.raises(InputError, match=f"nothing to learn from {len(pairs)} sentence pairs"):
+    with pytest.raises(InputError, match=f"nothing to learn from in {len(pairs)} sentence pairs"):
         StatisticalAligner.train(pairs, kind)
 
 
 @pytest.mark.parametrize(
     ("kind", "symmetrize", "problem"),
     [
-        ("giza", "union", "unknown aligner 'giza'.*eflomal, fast-align"),
-        ("eflomal", "both", "unknown symmetrization 'both'.*grow-diag-final-and"),
-        ("fast-align", "union", "fast-align's library knows grow-diag-final-and only.*eflomal"),
+        ("giza", "union", "aligner giza does not exist.*eflomal, fast-align"),
+        ("eflomal", "both", "symmetrize both does not exist.*grow-diag-final-and"),
+        ("fast-align", "union", "fast-align supports only grow-diag-final-and.*eflomal"),
     ],
 )
 def test_impossible_choices(kind: str, symmetrize: str, problem: str) -> None:
@@ -261,12 +265,12 @@ def test_a_missing_library_names_its_extra(
     pairs = (read.append(1) or (["a"], ["b"]) for _ in range(3))  # type: ignore[func-returns-value]
     with pytest.raises(MissingExtra, match=re.escape(fix)):
         StatisticalAligner.train(pairs, kind)
-    assert not read  # a long text is not read in vain
+    assert not read  # the check comes before a long text is read
 
 
 @both_kinds
 @pytest.mark.parametrize("what", [KeyboardInterrupt, "a code"])
-def test_nothing_is_left_behind(
+def test_no_temporary_files_remain(
     kind: StatisticalKind, what: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Path] = []
@@ -282,12 +286,14 @@ def test_nothing_is_left_behind(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(subprocess, "run", fail)
     error = KeyboardInterrupt if what is KeyboardInterrupt else InputError
-    with pytest.raises(error, match=None if error is KeyboardInterrupt else "ended with code -9"):
+    with pytest.raises(
+        error, match=None if error is KeyboardInterrupt else "failed with exit code -9"
+    ):
         StatisticalAligner.train(make_bitext(3, seed=0)[0], kind)
     assert seen and not list(tmp_path.iterdir())
 
 
-# The libraries' own links.
+# Links and counts compared with direct calls of the libraries
 
 
 @needs_fast_align
@@ -317,7 +323,7 @@ def test_fast_align_gives_the_links_that_direct_calls_give(
 
 
 @needs_eflomal
-def test_eflomal_reads_what_it_would_have_written(
+def test_eflomal_gets_the_input_that_its_own_tool_writes(
     real_pairs: list[WordPair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import eflomal
@@ -353,7 +359,7 @@ def test_eflomal_reads_what_it_would_have_written(
 def test_eflomal_counts_are_those_of_its_own_tool(
     real_pairs: list[WordPair], tmp_path: Path
 ) -> None:
-    """Beside the lexicon of both directions; and words without links count as fertility 0."""
+    """Except that the lexicon is of both directions, and words without links have fertility 0."""
     import eflomal
 
     lines = [[" ".join(pair[side]).lower() for pair in real_pairs] for side in (0, 1)]
@@ -363,11 +369,11 @@ def test_eflomal_counts_are_those_of_its_own_tool(
     theirs = eflomal.calculate_priors(*lines, *(part.splitlines() for part in text))
     swapped = eflomal.calculate_priors(*lines, *(part.splitlines() for part in text[::-1]))
 
-    src, tgt = Vocabulary(), Vocabulary()
+    src, tgt = WordNumbering(), WordNumbering()
     numbered = number_pairs(real_pairs, src, tgt)
     found = read_pharaoh(paths[0]), read_pharaoh(paths[1])
     counts = EflomalCounts.count(numbered, *found, (len(src), len(tgt)))
-    lexicon = Lexicon.count(src, tgt, numbered, found)
+    lexicon = LinkLexicon.count(src, tgt, numbered, found)
 
     mean = {key: (theirs[0][key] + swapped[0][key]) / 2 for key in {*theirs[0], *swapped[0]}}
     mine = {
@@ -388,21 +394,21 @@ def test_eflomal_counts_are_those_of_its_own_tool(
 
 
 def test_eflomal_priors_of_a_small_text() -> None:
-    """Worked by hand: which counts a text of two words gets, and where the rest goes."""
-    src, tgt = Vocabulary(["das", "haus", "buch"]), Vocabulary(["the", "house", "book"])
+    """By hand: the counts for a text of two words, and of all other words together."""
+    src, tgt = WordNumbering(["das", "haus", "buch"]), WordNumbering(["the", "house", "book"])
     keys = np.array([0, 1, 4, 8])  # das-the, das-house, haus-house, buch-book
-    lexicon = Lexicon(src, tgt, keys, np.array([5, 1.5, 2, 3], dtype=np.float32))
+    lexicon = LinkLexicon(src, tgt, keys, np.array([5, 1.5, 2, 3], dtype=np.float32))
     jumps = np.zeros(2048, dtype=np.int64)
     jumps[[1025, 1023]] = 7, 2
     fertilities = np.zeros((3, 8), dtype=np.int64)
     fertilities[0, :3] = 1, 4, 2
     counts = EflomalCounts(jumps, np.zeros_like(jumps), fertilities, np.zeros_like(fertilities))
     stream = io.StringIO()
-    counts._write_priors(stream, lexicon, Vocabulary(["neu", "das"]), Vocabulary(["the"]))
+    counts._write_priors(stream, lexicon, WordNumbering(["neu", "das"]), WordNumbering(["the"]))
     assert stream.getvalue().splitlines() == [
-        "4 3 2 2 0 3 0",  # words with the empty one and that of the rest; rows of each table
+        "4 3 2 2 0 3 0",  # words, including the empty and the additional one; rows of each table
         "2 1 5",  # das-the
-        "2 2 1.5",  # das and what is not in this text: house
+        "2 2 1.5",  # das with words that are not in this text: house
         "-1 2",
         "1 7",
         "2 0 1",
@@ -411,7 +417,7 @@ def test_eflomal_priors_of_a_small_text() -> None:
     ]
 
 
-# Saved models.
+# Saved models
 
 
 @both_kinds
@@ -427,8 +433,8 @@ def test_a_saved_model_is_the_same_model(
     assert score(links_of(loaded, pairs), gold) > 0.9
     if kind == "fast-align":
         assert links_of(loaded, pairs) == links_of(aligner, pairs)
-    tables = (model.lexicon.log_probabilities(pairs) for model in (loaded, aligner))
-    np.testing.assert_array_equal(*tables)
+    np.testing.assert_array_equal(loaded.lexicon.keys, aligner.lexicon.keys)
+    np.testing.assert_array_equal(loaded.lexicon.counts, aligner.lexicon.counts)
     loaded.save(tmp_path / "again")
     files = sorted(path.name for path in (tmp_path / "model").iterdir())
     assert files == sorted(path.name for path in (tmp_path / "again").iterdir())
@@ -437,7 +443,7 @@ def test_a_saved_model_is_the_same_model(
 
 
 @both_kinds
-def test_the_manifest_tells_what_is_there(
+def test_the_manifest_lists_all_files(
     train: Callable[[StatisticalKind], StatisticalAligner], kind: StatisticalKind, tmp_path: Path
 ) -> None:
     train(kind).save(tmp_path / "model")
@@ -484,9 +490,9 @@ def test_loading_needs_no_library(
 def test_a_truncated_table_is_refused(
     train: Callable[[StatisticalKind], StatisticalAligner], tmp_path: Path
 ) -> None:
-    """The library itself would take it, and align by chance."""
+    """The library itself would read it and give random links."""
     train("fast-align").save(tmp_path / "model")
-    table = tmp_path / "model" / fast_align_engine.FORWARD
+    table = tmp_path / "model" / FORWARD
     table.write_bytes(table.read_bytes()[:-100])
-    with pytest.raises(InputError, match=r"fast-align\.forward: is damaged: .* bytes"):
+    with pytest.raises(InputError, match=r"fast-align\.forward: the file is damaged: .* bytes"):
         StatisticalAligner.load(tmp_path / "model")

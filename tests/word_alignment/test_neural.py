@@ -1,4 +1,4 @@
-"""The neural word aligner against plain transformers, in windows, batches and odd cases."""
+"""The neural word aligner against plain transformers, in windows and batches, and by hand."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import calque
 from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.tokens.words import WordEncoder
-from calque.word_alignment.neural import AlignSettings, WordAligner
-from calque.word_alignment.pair_windows import Room, cut_pairs
+from calque.word_alignment.neural import AlignSettings, Method, WordAligner, link_words
 
 Row = tuple[str, str, str]
 Pair = tuple[list[str], list[str]]
@@ -25,7 +24,7 @@ def pairs(demo_rows: list[Row]) -> list[Pair]:
 
 
 def align_plainly(folder: Path, pair: Pair, layer: int, joint: bool) -> list[tuple[int, int]]:
-    """Mutual argmax of cosines of mean-pooled words out of `AutoModel`: no code of Calque's."""
+    """Mutual argmax of cosines of mean-pooled words from `AutoModel`, without code of Calque."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -129,7 +128,7 @@ def test_long_pairs_are_aligned_in_windows(
     short, long = block.links.to_lists()
     assert short == [(0, 0)]
     assert block.report.n_long == 1 and block.report.n_windows > 3
-    # A word finds itself, but for repeated ones.
+    # A word finds itself, except for repeated words.
     assert len({(i, j) for i, j in long if i == j}) > 0.7 * len(words)
     assert len({i for i, _ in long}) == len(long)  # argmax links one to one: no word twice
 
@@ -140,7 +139,7 @@ def test_a_huge_word_is_counted(tiny_encoder: Encoder) -> None:
     assert block.links.n_pairs == 1
 
 
-def test_scores_are_shares(tiny_encoder: Encoder, pairs: list[Pair]) -> None:
+def test_scores_are_probabilities(tiny_encoder: Encoder, pairs: list[Pair]) -> None:
     links = WordAligner(tiny_encoder, method="itermax").align_block(pairs).links
     assert len(links.scores) == len(links.pairs) > 0
     assert (links.scores > 0).all() and (links.scores <= 1).all()
@@ -149,11 +148,11 @@ def test_scores_are_shares(tiny_encoder: Encoder, pairs: list[Pair]) -> None:
 def test_settings_come_from_the_model(tiny_encoder: Encoder) -> None:
     assert AlignSettings.of(tiny_encoder).layer == round(2 / 3 * tiny_encoder.n_layers)
     assert AlignSettings.of(tiny_encoder, layer=-1).layer == tiny_encoder.n_layers
-    with pytest.raises(InputError, match="method 'best' does not exist"):
+    with pytest.raises(InputError, match="method best does not exist"):
         AlignSettings.of(tiny_encoder, method="best")
 
 
-def test_strings_are_refused(tiny_encoder: Encoder) -> None:
+def test_strings_are_not_word_lists(tiny_encoder: Encoder) -> None:
     with pytest.raises(InputError, match="pair 1 is not two lists of words"):
         WordAligner(tiny_encoder).align([(["a"], ["b"]), ("das Haus", "the house")])
 
@@ -162,21 +161,98 @@ def test_the_public_name() -> None:
     assert calque.WordAligner is WordAligner
 
 
-@pytest.mark.parametrize("room", [Room(40, 80), Room(40, 40), Room(12, 12)])
-def test_windows_cover_every_word_and_fit(
-    tiny_encoder: Encoder, demo_rows: list[Row], room: Room
-) -> None:
-    text = [" ".join(row[k] for row in demo_rows[:n]).split() for k, n in ((1, 30), (2, 22))]
-    pairs = [(text[0], text[1]), (text[0][:3], text[1]), (text[1], text[0][:2]), (["a"], ["b"])]
-    windows = cut_pairs(WordEncoder(tiny_encoder.tokenizer), pairs, room)
-    n_src, n_tgt = windows.src.n_pieces(), windows.tgt.n_pieces()
-    assert (n_src <= room.side).all() and (n_tgt <= room.side).all()
-    assert (n_src + n_tgt <= room.both).all()
-    for number, (src, tgt) in enumerate(pairs):
-        rows = np.flatnonzero(windows.owners == number)
-        side, words = (windows.src, src) if len(src) >= len(tgt) else (windows.tgt, tgt)
-        start = side.pieces.first_words[number]
-        owned = [np.arange(side.own_first[r], side.own_stop[r]) - start for r in rows]
-        assert np.concatenate(owned).tolist() == list(range(len(words)))  # each exactly once
-        for r in rows:
-            assert side.first[r] <= side.own_first[r] and side.own_stop[r] <= side.stop[r]
+# Links of given cosines
+
+
+def sinkhorn_by_hand(kernel: np.ndarray, n_iterations: int) -> np.ndarray:
+    """Scale columns, then rows, to uniform masses in plain loops."""
+    plan = kernel.copy()
+    for _ in range(n_iterations):
+        for j in range(plan.shape[1]):
+            plan[:, j] *= 1 / plan.shape[1] / plan[:, j].sum()
+        for i in range(plan.shape[0]):
+            plan[i] *= 1 / plan.shape[0] / plan[i].sum()
+    return plan
+
+
+def mutual_by_hand(scores: np.ndarray) -> set[tuple[int, int]]:
+    best = [int(row.argmax()) for row in scores]
+    return {(i, j) for i, j in enumerate(best) if int(scores[:, j].argmax()) == i}
+
+
+def itermax_by_hand(scores: np.ndarray, alpha: float = 0.9) -> set[tuple[int, int]]:
+    """Apply SimAlign's two rounds in plain loops to nonnegative scores."""
+    links = mutual_by_hand(scores)
+    taken_src, taken_tgt = {i for i, _ in links}, {j for _, j in links}
+    if min(scores.shape) <= 2 or len(taken_src) == len(scores) or len(taken_tgt) == len(scores[0]):
+        return links
+    lowered = scores.copy()
+    for i, j in np.ndindex(scores.shape):
+        n_taken = (i in taken_src) + (j in taken_tgt)
+        lowered[i, j] *= (1.0, alpha, 0.0)[n_taken]
+    return links | {
+        (i, j) for i, j in mutual_by_hand(lowered) if not (i in taken_src and j in taken_tgt)
+    }
+
+
+def link(method: Method, cosines: np.ndarray, **options: float) -> set[tuple[int, int]]:
+    """Link one sentence pair, padded with a row and a column that are not valid."""
+    shape = cosines.shape[0] + 1, cosines.shape[1] + 1
+    similarity, valid = torch.ones(1, *shape), torch.zeros(1, *shape, dtype=torch.bool)
+    similarity[0, :-1, :-1], valid[0, :-1, :-1] = torch.from_numpy(cosines).float(), True
+    settings = AlignSettings(method=method, **options)  # type: ignore[arg-type]
+    links, _ = link_words(similarity, valid, settings)
+    return {(i, j) for _, i, j in links.nonzero().tolist()}
+
+
+def draw_cosines() -> list[np.ndarray]:
+    generator = np.random.default_rng(3)
+    return [generator.uniform(-0.2, 0.9, size=generator.integers(3, 8, size=2)) for _ in range(60)]
+
+
+def test_optimal_transport_is_sinkhorn_then_itermax() -> None:
+    """Each of the two steps matters: neither alone gives these links."""
+    without_sinkhorn = without_itermax = 0
+    for cosines in draw_cosines():
+        plan = sinkhorn_by_hand(np.exp(20 * cosines), 2)
+        expected = itermax_by_hand(plan)
+        assert link("ot", cosines) == expected
+        without_sinkhorn += itermax_by_hand(np.exp(20 * cosines)) != expected
+        without_itermax += mutual_by_hand(plan) != expected
+    assert without_sinkhorn > 10 and without_itermax > 10
+
+
+def test_optimal_transport_matches_pot() -> None:
+    ot = pytest.importorskip("ot")
+    for n_iterations, cosines in enumerate(draw_cosines(), start=1):
+        masses = [np.full(n, 1 / n) for n in cosines.shape]
+        plan = ot.sinkhorn(
+            *masses, 1 - cosines, 1 / 20, numItermax=n_iterations, stopThr=0, warn=False
+        )
+        assert link("ot", cosines, n_iterations=n_iterations) == itermax_by_hand(plan)
+
+
+def test_other_methods_by_hand() -> None:
+    from scipy.optimize import linear_sum_assignment
+
+    for cosines in draw_cosines():
+        assert link("argmax", cosines) == mutual_by_hand(cosines)
+        assert link("itermax", cosines) == itermax_by_hand((1 + cosines) / 2)
+        rows, columns = linear_sum_assignment(cosines, maximize=True)
+        assert link("match", cosines) == set(zip(rows.tolist(), columns.tolist(), strict=True))
+        above = {(i, j) for i, j in mutual_by_hand(cosines) if cosines[i, j] >= 0.6}
+        assert link("argmax", cosines, threshold=0.6) == above
+
+
+def test_evidence_is_added_to_the_log_kernel() -> None:
+    cosines = torch.tensor([[[0.9, 0.1], [0.8, 0.2]]])
+    valid = torch.ones_like(cosines, dtype=torch.bool)
+    settings = AlignSettings(method="argmax")
+    links, scores = link_words(cosines, valid, settings)
+    assert links[0].tolist() == [[True, False], [False, False]]
+    logits = 20 * cosines[0].double()
+    expected = (logits.softmax(0) * logits.softmax(1)).sqrt()
+    torch.testing.assert_close(scores[0].double(), expected, rtol=1e-5, atol=1e-6)
+    evidence = torch.tensor([[[0.0, 0.0], [0.0, 15.0]]])
+    links, _ = link_words(cosines, valid, settings, evidence)
+    assert links[0].tolist() == [[True, False], [False, True]]

@@ -1,4 +1,4 @@
-"""The hybrid aligner: its evidence by hand, and that either part alone decides where it must."""
+"""The hybrid aligner: its evidence by hand, and each of its parts alone."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import torch
 from calque.models.encoder import Encoder
 from calque.tokens.words import WordEncoder
 from calque.types import Links
-from calque.word_alignment.counts import Lexicon, Vocabulary
+from calque.word_alignment.counts import LinkLexicon
 from calque.word_alignment.hybrid import (
     HybridAligner,
     HybridWeights,
     StatisticalEvidence,
-    make_words,
+    build_hybrid_words,
 )
 from calque.word_alignment.neural import WordAligner
-from calque.word_alignment.pair_windows import Room, cut_pairs
+from calque.word_alignment.numbered_text import WordNumbering
+from calque.word_alignment.pair_windows import SubwordLimits, split_pairs
 from calque.word_alignment.statistical import StatisticalAligner
 
 systran_align = pytest.importorskip("systran_align")
@@ -33,21 +34,23 @@ def links_of(*links: tuple[int, int, int]) -> Links:
 
 
 @pytest.fixture
-def lexicon() -> Lexicon:
+def lexicon() -> LinkLexicon:
     # das–the 3 times, Haus–house 4 times, Haus–the once.
-    src, tgt = Vocabulary(["das", "haus"]), Vocabulary(["the", "house"])
+    src, tgt = WordNumbering(["das", "haus"]), WordNumbering(["the", "house"])
     counts = np.array([3, 1, 4], dtype=np.float32)
-    return Lexicon(src, tgt, np.array([0, 2, 3], dtype=np.int64), counts)
+    return LinkLexicon(src, tgt, np.array([0, 2, 3], dtype=np.int64), counts)
 
 
-def score(lexicon: Lexicon, encoder: Encoder, own_text: bool, weights: HybridWeights) -> np.ndarray:
-    votes = [links_of((0, 0, 0), (0, 1, 1), (1, 0, 0)), links_of((0, 1, 1))]
-    evidence = StatisticalEvidence(PAIRS, lexicon, votes, own_text=own_text, weights=weights)
-    windows = cut_pairs(WordEncoder(encoder.tokenizer), PAIRS, Room(50, 100))
+def score(
+    lexicon: LinkLexicon, encoder: Encoder, leave_out: bool, weights: HybridWeights
+) -> np.ndarray:
+    links = [links_of((0, 0, 0), (0, 1, 1), (1, 0, 0)), links_of((0, 1, 1))]
+    evidence = StatisticalEvidence(PAIRS, lexicon, links, leave_out=leave_out, weights=weights)
+    windows = split_pairs(WordEncoder(encoder.tokenizer), PAIRS, SubwordLimits(50, 100))
     return evidence.score(windows, np.array([0, 1])).numpy()
 
 
-def test_lexicon_scores_by_hand(lexicon: Lexicon, tiny_encoder: Encoder) -> None:
+def test_lexicon_scores_by_hand(lexicon: LinkLexicon, tiny_encoder: Encoder) -> None:
     weights = HybridWeights(links=0.0, count=0.5, total=1.0)
     found = score(lexicon, tiny_encoder, False, weights)
     # p(house | Haus) ∝ 4.5 / 6, p(Haus | house) ∝ 4.5 / 5: the mean of their logarithms.
@@ -57,7 +60,7 @@ def test_lexicon_scores_by_hand(lexicon: Lexicon, tiny_encoder: Encoder) -> None
     assert found[1, 1, 0] == pytest.approx((np.log(0.5 / 1) + np.log(0.5 / 5)) / 2)
 
 
-def test_a_pairs_own_links_do_not_count(lexicon: Lexicon, tiny_encoder: Encoder) -> None:
+def test_links_of_the_pair_itself_are_left_out(lexicon: LinkLexicon, tiny_encoder: Encoder) -> None:
     weights = HybridWeights(links=0.0, count=0.5, total=1.0)
     found = score(lexicon, tiny_encoder, True, weights)
     # Both directions link Haus–house here: one less of 4 (and of 5, and of 4).
@@ -66,18 +69,18 @@ def test_a_pairs_own_links_do_not_count(lexicon: Lexicon, tiny_encoder: Encoder)
     assert found[0, 0, 0] == pytest.approx((np.log(3.0 / 3.5) + np.log(3.0 / 4.5)) / 2)
 
 
-def test_votes_add_by_direction(lexicon: Lexicon, tiny_encoder: Encoder) -> None:
+def test_links_add_by_direction(lexicon: LinkLexicon, tiny_encoder: Encoder) -> None:
     bare = score(lexicon, tiny_encoder, False, HybridWeights(links=0.0))
-    voted = score(lexicon, tiny_encoder, False, HybridWeights(links=4.0))
+    linked = score(lexicon, tiny_encoder, False, HybridWeights(links=4.0))
     expected = np.zeros((2, 2, 2), dtype=np.float32)
     expected[0, 0, 0], expected[0, 1, 1], expected[1, 0, 0] = 2, 4, 2
-    np.testing.assert_allclose(voted - bare, expected, atol=1e-6)
+    np.testing.assert_allclose(linked - bare, expected, atol=1e-6)
 
 
-def test_distances_from_the_diagonal(lexicon: Lexicon, tiny_encoder: Encoder) -> None:
+def test_distances_from_the_diagonal(lexicon: LinkLexicon, tiny_encoder: Encoder) -> None:
     bare = score(lexicon, tiny_encoder, False, HybridWeights(links=0.0))
-    placed = score(lexicon, tiny_encoder, False, HybridWeights(links=0.0, places=2.0))
-    np.testing.assert_allclose((bare - placed)[0], [[0, 1], [1, 0]], atol=1e-6)
+    with_distance = score(lexicon, tiny_encoder, False, HybridWeights(links=0.0, distance=2.0))
+    np.testing.assert_allclose((bare - with_distance)[0], [[0, 1], [1, 0]], atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -90,36 +93,36 @@ def statistical(bitext: list[Pair]) -> StatisticalAligner:
     return StatisticalAligner.train(bitext, "fast-align")
 
 
-def test_overwhelming_votes_decide(
+def test_links_with_a_large_weight_decide(
     tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
 ) -> None:
     hybrid = HybridAligner(
-        make_words(tiny_encoder, method="match"),
+        build_hybrid_words(tiny_encoder, method="match"),
         statistical,
-        own_text=True,
+        is_training_text=True,
         weights=HybridWeights(links=1e4, lexicon=0.0),
     )
     found = hybrid.align_block(bitext[10:20], 10).links.to_lists()
-    voted = statistical.training_block(10, 20).links.to_lists()
-    for some, theirs in zip(found, voted, strict=True):
+    linked = statistical.training_block(10, 20).links.to_lists()
+    for some, theirs in zip(found, linked, strict=True):
         mine = {(i, j) for i, j in theirs if [a for a, _ in theirs].count(i) == 1}
         mine = {(i, j) for i, j in mine if [b for _, b in theirs].count(j) == 1}
-        assert mine <= set(some)  # what the votes link one to one
+        assert mine <= set(some)  # the one-to-one links
 
 
-def test_without_evidence_it_is_the_encoder(
+def test_without_evidence_the_links_are_those_of_the_encoder(
     tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
 ) -> None:
     weights = HybridWeights(lexicon=0.0, links=0.0)
-    hybrid = HybridAligner(make_words(tiny_encoder), statistical, weights=weights)
+    hybrid = HybridAligner(build_hybrid_words(tiny_encoder), statistical, weights=weights)
     alone = WordAligner(tiny_encoder, method="argmax").align(bitext[:20])
-    assert hybrid.align_block(bitext[:20]).links.to_lists() == alone
+    assert hybrid.align(bitext[:20]) == alone
 
 
 def test_blocks_of_the_training_text_do_not_matter(
     tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
 ) -> None:
-    hybrid = HybridAligner(make_words(tiny_encoder), statistical, own_text=True)
+    hybrid = HybridAligner(build_hybrid_words(tiny_encoder), statistical, is_training_text=True)
     whole = hybrid.align_block(bitext[:40]).links.to_lists()
     assert hybrid.align_block(bitext[25:40], 25).links.to_lists() == whole[25:40]
 
@@ -128,7 +131,7 @@ def test_long_pairs_keep_their_evidence_in_windows(
     tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
 ) -> None:
     long = ([w for s, _ in bitext[:20] for w in s], [w for _, t in bitext[:20] for w in t])
-    hybrid = HybridAligner(make_words(tiny_encoder), statistical)
+    hybrid = HybridAligner(tiny_encoder, statistical)
     block = hybrid.align_block([bitext[0], long])
     assert block.report.n_long == 1
     assert len(block.links.to_lists()[1]) > 20

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from calque.models.encoder import Encoder
-from calque.word_alignment.adapt import Adaptation
+from calque.word_alignment.adapt import adapt_encoder
 from calque.word_alignment.neural import WordAligner
 
 Row = tuple[str, str, str]
@@ -19,7 +19,7 @@ def test_adapts_a_copy(tiny_folder: Path, demo_rows: list[Row], tmp_path: Path) 
     encoder = Encoder.load(tiny_folder)
     pairs = [(row[2].split(), row[1].split()) for row in demo_rows[:100]]
     before = {name: value.clone() for name, value in encoder.named_parameters()}
-    found = Adaptation(tmp_path, steps=4, learning_rate=1e-3).train(encoder, pairs)
+    found = adapt_encoder(encoder, pairs, tmp_path, steps=4, learning_rate=1e-3)
     adapted = Encoder.load(found)
     changed = [
         name

@@ -1,0 +1,131 @@
+"""Word alignments as tables for a terminal: scores, reports of linked bitext, colored links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from calque.word_alignment.linked_bitext import LinkReport
+    from calque.word_alignment.protocol import WordPair
+    from calque.word_alignment.scoring import LinkCounts
+
+SCORES = {"precision": "precision", "recall": "recall", "f1": "F1", "aer": "AER"}
+COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+UNLINKED = "dim"
+SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+
+
+def tabulate_counts(counts: LinkCounts, name: str, n_pairs: int) -> Table:
+    """Return a table of precision, recall, F1 and AER."""
+    table = Table(title=f"{n_pairs:,} pairs (%)")
+    table.add_column("aligner")
+    for title in SCORES.values():
+        table.add_column(title, justify="right")
+    table.add_row(name, *(f"{100 * getattr(counts, metric):.2f}" for metric in SCORES))
+    return table
+
+
+def tabulate_sweep(sweep: Mapping[str, Mapping[int, LinkCounts]], n_pairs: int) -> Table:
+    """Return a table of the AER of every method at every layer, with the lowest in bold."""
+    table = Table(title=f"alignment error rate of {n_pairs:,} pairs (%)")
+    table.add_column("layer", justify="right")
+    for method in sweep:
+        table.add_column(method, justify="right")
+    lowest = min(counts.aer for by_layer in sweep.values() for counts in by_layer.values())
+    for layer in next(iter(sweep.values())):
+        rates = [by_layer[layer].aer for by_layer in sweep.values()]
+        cells = [f"[bold]{100 * r:.2f}[/]" if r == lowest else f"{100 * r:.2f}" for r in rates]
+        table.add_row(str(layer), *cells)
+    return table
+
+
+def tabulate_link_report(report: LinkReport, name: str) -> Table:
+    """Return a table of what each step of linking dropped, of the pairs and of the links."""
+    pairs = [
+        ("pairs read", report.n_read),
+        ("invalid lines", report.n_bad),
+        ("other tags", report.n_other_tags),
+        ("empty sides", report.n_empty),
+        ("unusable words", report.n_unfit),
+        ("without links", report.n_unlinked),
+        ("pairs kept", report.n_kept),
+    ]
+    links = [
+        ("links found", report.n_links),
+        ("identical words", report.n_identical),
+        ("not one-to-one", report.n_many),
+        ("links kept", report.n_kept_links),
+    ]
+    table = Table("", title=name)
+    table.add_column("number", justify="right")
+    table.add_column("%", justify="right")
+    for rows in (pairs, links):
+        for label, number in rows:
+            if number or label not in ("invalid lines", "other tags", "unusable words"):
+                table.add_row(label, f"{number:,}", _percent(number, rows[0][1]))
+        table.add_section()
+    return table
+
+
+def tabulate_bitexts(reports: Mapping[str, LinkReport]) -> Table:
+    """Return a table of what is left of every bitext."""
+    table = Table(title="by bitext")
+    table.add_column("bitext")
+    for column in ("pairs\nread", "kept", "links\nfound", "identical\n%", "not 1-1\n%", "kept"):
+        table.add_column(column, justify="right")
+    for name, report in reports.items():
+        table.add_row(
+            name,
+            f"{report.n_read:,}",
+            f"{report.n_kept:,}",
+            f"{report.n_links:,}",
+            _percent(report.n_identical, report.n_links),
+            _percent(report.n_many, report.n_links),
+            f"{report.n_kept_links:,}",
+        )
+    return table
+
+
+def color_links(pair: WordPair, links: Sequence[tuple[int, int]]) -> tuple[Text, Text]:
+    """Return both sentences, in which words that are linked, also indirectly, share a color.
+
+    Each group of linked words also has a number, for terminals without color: das₁ Haus₂.
+    """
+    groups = group_words(len(pair[0]), len(pair[1]), links)
+    sentences = []
+    for words, numbers in zip(pair, groups, strict=True):
+        text = Text()
+        for k, (word, number) in enumerate(zip(words, numbers, strict=True)):
+            style = UNLINKED if number is None else COLORS[number % len(COLORS)]
+            text.append(" " if k else "").append(word, style)
+            if number is not None:
+                text.append(str(number + 1).translate(SUBSCRIPTS), style)
+        sentences.append(text)
+    return sentences[0], sentences[1]
+
+
+def group_words(
+    n_src: int, n_tgt: int, links: Sequence[tuple[int, int]]
+) -> tuple[list[int | None], list[int | None]]:
+    """Return the group of linked words of each word, in source order; None without links.
+
+    >>> group_words(3, 2, [(2, 0), (0, 1), (1, 1)])
+    ([0, 0, 1], [1, 0])
+    """
+    groups: list[set[tuple[int, int]]] = []
+    for i, j in sorted(links):
+        members = {(0, i), (1, j)}
+        joined = [group for group in groups if group & members]
+        groups = [group for group in groups if not group & members]
+        groups.append(members.union(*joined))
+    groups.sort(key=min)
+    owner = {word: number for number, group in enumerate(groups) for word in group}
+    return [owner.get((0, i)) for i in range(n_src)], [owner.get((1, j)) for j in range(n_tgt)]
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole if whole else 0:.1f}"
