@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class InputError(ValueError):
     """Bad input: one line that names the place, what is wrong there, and the fix.
@@ -28,3 +30,12 @@ class MissingExtra(InputError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed", fix=f"pip install 'calque[{extra}]'")
+
+
+def check_choice(option: str, value: str | None, choices: Iterable[str]) -> None:
+    """Raise InputError if the value of an option is neither None nor one of its choices."""
+    choices = tuple(choices)
+    if value is not None and value not in choices:
+        raise InputError(
+            f"{option} {value} does not exist", fix=f"choose from: {', '.join(choices)}"
+        )
