@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
+import lzma
 import os
 import signal
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
+import zstandard
 
 from calque.errors import InputError
 from calque.io import resumable
+from calque.io.files import read_lines
 from calque.io.resumable import (
     BlockRecord,
     JournaledFile,
     ResumableFile,
     check_no_unfinished_run,
+    check_resumable_output,
+    compress_block,
     journal_path,
     partial_folder,
     read_records,
@@ -386,3 +392,31 @@ def test_a_journaled_file_is_locked(part: Path) -> None:
         JournaledFile(part)
     file.close()
     assert reopen(part) is not None
+
+
+# Compressed blocks and outputs
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
+def test_compressed_blocks_make_one_file(tmp_path: Path, suffix: str) -> None:
+    blocks = [b"first\n", b"", "zweite Zeile ß\n".encode() * 100]
+    path = tmp_path / f"links{suffix}"
+    path.write_bytes(b"".join(compress_block(block, suffix) for block in blocks))
+    whole = b"".join(blocks).decode()
+    assert list(read_lines(path)) == whole.splitlines()
+    opened: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".zst": zstandard.open}
+    with opened.get(suffix, open)(path, "rb") as stream:
+        assert stream.read().decode() == whole
+    assert compress_block(b"same", suffix) == compress_block(b"same", suffix)
+
+
+def test_impossible_outputs(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("a ||| b\n")
+    for target, inputs in (
+        (tmp_path / "no" / "out", []),
+        (tmp_path, []),
+        (tmp_path / "in", ["-", str(tmp_path / "in")]),
+    ):
+        with pytest.raises(InputError):
+            check_resumable_output(target, inputs, resume=False)
+    check_resumable_output(tmp_path / "out", [str(tmp_path / "in")], resume=False)
