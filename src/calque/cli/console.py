@@ -52,6 +52,28 @@ def progress_bar() -> Iterator[Progress]:
 
 
 @contextmanager
+def show_log() -> Iterator[None]:
+    """Print Calque's log messages on standard error while the block runs, one line each."""
+    import logging
+
+    class LineFormatter(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            text = record.getMessage()
+            return f"warning: {text}" if record.levelno >= logging.WARNING else text
+
+    handler, logger = logging.StreamHandler(), logging.getLogger("calque")
+    handler.setFormatter(LineFormatter())
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+@contextmanager
 def show_progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Draw a bar while the block runs if standard error is a terminal; yield what advances it."""
     from rich.console import Console

@@ -1,15 +1,4 @@
-"""`calque prepare`: from the text a recipe names to tokens on disk.
-
-`calque train`: a recipe in, a model out.
-
-`calque recipes`: what can be trained by name, and the file of one to begin your own with.
-
-`calque gap`: how far other languages stay behind the source, along training.
-
-`calque grow`: the start of a cross-lingual model, out of a monolingual one.
-
-`calque models`: what comes with the package.
-"""
+"""Commands for training: prepare, train, recipes, gap, grow, models."""
 
 from __future__ import annotations
 
@@ -23,145 +12,111 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from calque.cli.options import PlotOption, ResumeOption, SettingsOption
 from calque.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from calque.tokens.prepare import PreparedCorpus
     from calque.training.gap_probe import TransferPoint
-    from calque.training.recipe import Recipe
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="Name of a bundled recipe, or a YAML file.")
+]
 
 
 def prepare(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a bundled recipe.")
-    ],
+    recipe: RecipeArgument,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Where the tokens go.")
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the tokenized text.")
     ],
-    settings: Annotated[
-        list[str] | None,
+    settings: SettingsOption = None,
+    workers: Annotated[
+        int | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a key: data.alpha=0.5; repeatable."
+            min=1,
+            metavar="N",
+            help="Number of processes that tokenize. Default: one per core.",
+            show_default=False,
         ),
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that tokenise; by default all cores.")
-    ] = None,
 ) -> None:
-    """Read, clean and tokenise a recipe's text, once for many runs.
+    """Read, clean and tokenize the text of a recipe, once for many runs.
 
-    Give the folder to `calque train --prepared`. What has not changed is not done again.
+    Pass the folder to `calque train --prepared`. Corpora that are already there are kept.
     """
-    from calque.training.recipe import find_recipe, load_recipe
-    from calque.training.start import anchor_paths
+    from calque.cli.console import print_summary, progress_bar, show_log
+    from calque.training import sources
 
-    path = find_recipe(recipe)
-    loaded = anchor_paths(load_recipe(path, settings or ()), path.parent)
-    corpora = prepare_visibly(loaded, path.parent, output, workers)
-    n_examples = sum(corpus.n_examples for corpus in corpora)
-    n_tokens = sum(sum(corpus.n_tokens) for corpus in corpora)
-    print(
-        f"{output}: {len(corpora):,} corpora, {n_examples:,} examples, {n_tokens:,} tokens",
-        file=sys.stderr,
-    )
-
-
-def prepare_visibly(
-    recipe: Recipe, base: Path, folder: Path, n_workers: int | None = None
-) -> list[PreparedCorpus]:
-    """Prepare a recipe's text, and show on standard error how far it has come."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from calque.training.start import prepare_text
-
-    console = Console(stderr=True)
-    count = TextColumn("{task.completed:,} examples")
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), count, TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("reading", total=None)
-        return prepare_text(
-            recipe,
-            base,
-            folder,
-            say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
-            n_workers=n_workers,
-            on_progress=lambda name, n: progress.update(task, description=name, completed=n),
+    started = time.perf_counter()
+    with progress_bar() as progress, show_log():
+        text = sources.prepare(
+            recipe, output=output, settings=settings or (), workers=workers, progress=progress
         )
+    notes = [f"{text.n_corpora:,} corpora", f"{text.n_examples:,} examples"]
+    print_summary(output, [*notes, f"{text.n_tokens:,} tokens"], started)
 
 
 def train(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a bundled recipe.")
-    ],
+    recipe: RecipeArgument,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="RUN", help="The run's folder; else runs/NAME."),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a key: data.alpha=0.5; repeatable."
+            "--output",
+            "-o",
+            metavar="RUN",
+            help="Folder of the run. Default: runs/NAME.",
+            show_default=False,
         ),
     ] = None,
+    settings: SettingsOption = None,
     prepared: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Text from `calque prepare`; else RUN/text is made."),
+        typer.Option(
+            metavar="DIR",
+            help="Text from `calque prepare`. Default: the text is prepared in RUN/text.",
+            show_default=False,
+        ),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in RUN.")
-    ] = False,
+    resume: ResumeOption = False,
 ) -> None:
     """Train a model by a recipe.
 
     The finished model is RUN/model, a plain Hugging Face folder. Ctrl-C saves before it stops.
-    Linear maps by procrustes or least_squares are solved in one pass, which cannot be resumed.
-    Several processes: torchrun --nproc_per_node 2 -m calque train …
+    Linear maps with the solver procrustes or least_squares are computed in one pass, which cannot
+    be resumed. Several processes: torchrun --nproc_per_node 2 -m calque train ...
     """
-    from calque.tokens.prepare import is_prepared
-    from calque.training.closed_form import fit_maps, is_closed_form
-    from calque.training.distributed import main_process_first
-    from calque.training.loop import Interrupted, check_folder
-    from calque.training.loop import train as train_recipe
-    from calque.training.recipe import find_recipe, load_recipe
-    from calque.training.start import anchor_paths, check_text
+    from calque.cli.console import print_summary, progress_bar, show_log
+    from calque.io.shards import process_state
+    from calque.training import loop
 
-    path = find_recipe(recipe)
-    loaded = anchor_paths(load_recipe(path, settings or ()), path.parent)
-    run = output or Path("runs") / loaded.name
-    in_one_pass = is_closed_form(loaded)
-    if in_one_pass and resume:
-        raise InputError("--resume: maps are solved in one pass", fix="drop --resume, start again")
-    check_folder(run, resume=resume)
-    if loaded.probe is not None:
-        loaded.probe.find_tests()  # what is missing is better said before text is prepared
-    text = prepared or run / "text"
-    with main_process_first() as is_main:
-        # A run goes on with the text it began with, even if its sources have changed.
-        if is_main and prepared is None and not (resume and is_prepared(text)):
-            check_text(loaded, path.parent)
-            prepare_visibly(loaded, path.parent, text)
+    started = time.perf_counter()
     try:
-        if in_one_pass:
-            model = fit_maps(loaded, text, run)
-        else:
-            model = train_recipe(loaded, text, run, resume=resume)
-    except Interrupted as stop:
-        if is_main:
-            print(f"{run}: {stop}", file=sys.stderr)
+        with progress_bar() as progress, show_log():
+            result = loop.train(
+                recipe,
+                output=output,
+                settings=settings or (),
+                prepared=prepared,
+                resume=resume,
+                progress=progress,
+            )
+    except loop.Interrupted as stop:
+        if process_state().is_main_process:
+            print(f"calque: {stop}", file=sys.stderr)
         raise typer.Exit(130) from None
-    if is_main:
-        print(f"{model}: the finished model", file=sys.stderr)
-        print(f"{run}: its recipe, metrics and checkpoints", file=sys.stderr)
+    if process_state().is_main_process:
+        notes = [f"model after {result.step:,} steps"]
+        notes.append(f"recipe, metrics and checkpoints in {result.folder}")
+        print_summary(result.model, notes, started)
 
 
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A recipe to print; else all are listed.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Recipe to print. Default: list all recipes.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """List the recipes that come with Calque, or print one.
@@ -170,30 +125,30 @@ def recipes(
     calque recipes
     calque recipes weak > mine.yaml      change it, then: calque train mine.yaml
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
-    from calque.training.recipe import bundled_recipes, find_recipe
+    from calque.training.recipe_io import bundled_recipes, find_recipe
 
     if name is not None:
         path = find_recipe(name)
         try:
             sys.stdout.write(path.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
-            raise InputError("not UTF-8", file=path, fix="save it as UTF-8") from error
+            raise InputError("the file is not UTF-8", file=path, fix="save it as UTF-8") from error
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "what", title="recipes (calque recipes NAME prints one)")
-    for each, path in bundled_recipes().items():
-        table.add_row(each, describe(path.read_text(encoding="utf-8")))
+    table = Table("name", "what it does", title="recipes (`calque recipes NAME` prints one)")
+    for recipe, path in bundled_recipes().items():
+        table.add_row(recipe, first_sentence(path.read_text(encoding="utf-8")))
     Console().print(table)
 
 
-def describe(text: str) -> str:
-    r"""Take the first sentence of the comment that a recipe begins with.
+def first_sentence(text: str) -> str:
+    r"""Return the first sentence of the comment at the top of a recipe.
 
-    >>> describe("# A title: and what\n# it does. More.\nname: x")
+    >>> first_sentence("# A title: and what\n# it does. More.\nname: x")
     'A title: and what it does.'
-    >>> describe("# From a start:\n#   calque grow …\n# More.\nname: x")
+    >>> first_sentence("# From a start:\n#   calque grow …\n# More.\nname: x")
     'From a start.'
     """
     lines = []
@@ -208,37 +163,33 @@ def describe(text: str) -> str:
 def gap(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN…", help="Folders of runs whose recipes had a probe."),
+        typer.Argument(metavar="RUN...", help="Folders of runs whose recipes have a probe."),
     ],
     steps: Annotated[
-        bool, typer.Option("--steps", help="Every step probed, not the first and the last alone.")
+        bool, typer.Option("--steps", help="Show every measured step, not only first and last.")
     ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="PICTURE", help="Draw runs along training: .png, .svg or .pdf."),
-    ] = None,
+    plot: PlotOption = None,
 ) -> None:
-    """Show how far other languages stay behind the source in runs.
+    """Show the transfer gap of runs: how far other languages are behind the source language.
 
-    The transfer gap is the source language's score minus the mean of the others. The scores are
-    those of the recipe's `probe`, a small tagging task learnt from frozen states in the source
-    language.
+    The gap is the source language's score minus the mean of the others. The scores are those of
+    the recipe's `probe`, a small tagging task trained on frozen states of the source language.
     """
     from rich.console import Console
 
     from calque.report.plots import check_plot, plot_transfer, save_plot
-    from calque.training.gap_probe import read_curve
+    from calque.training.gap_probe import transfer_gap
 
     if plot is not None:
         check_plot(plot)
-    curves = {str(run): read_curve(run) for run in dict.fromkeys(runs)}
-    Console().print(_tabulate(curves, every_step=steps))
+    curves = transfer_gap(runs)
+    Console().print(_tabulate_gap(curves, every_step=steps))
     if plot is not None:
         save_plot(plot_transfer(curves), plot)
-        print(f"{plot}: source, others and gap by step", file=sys.stderr)
+        print(f"{plot}: plot of source, others and gap by step", file=sys.stderr)
 
 
-def _tabulate(curves: Mapping[str, Sequence[TransferPoint]], *, every_step: bool) -> Table:
+def _tabulate_gap(curves: Mapping[str, Sequence[TransferPoint]], *, every_step: bool) -> Table:
     from rich.table import Table
 
     table = Table()
@@ -248,10 +199,9 @@ def _tabulate(curves: Mapping[str, Sequence[TransferPoint]], *, every_step: bool
     for run, points in curves.items():
         shown = list(points) if every_step else list(dict.fromkeys((points[0], points[-1])))
         for number, point in enumerate(shown):
-            figures = (point.source, point.others, point.gap)
-            cells = [f"{100 * figure:.1f}" for figure in figures]
-            last = number + 1 == len(shown)
-            table.add_row("" if number else run, f"{point.step:,}", *cells, end_section=last)
+            scores = [f"{100 * score:.1f}" for score in (point.source, point.others, point.gap)]
+            is_last = number + 1 == len(shown)
+            table.add_row("" if number else run, f"{point.step:,}", *scores, end_section=is_last)
     return table
 
 
@@ -373,7 +323,7 @@ def expand(patterns: Sequence[str]) -> list[str]:
 
 
 def models() -> None:
-    """List the models inside the package."""
+    """List the models that come with the package."""
     from rich.console import Console
     from rich.table import Table
 
@@ -381,7 +331,7 @@ def models() -> None:
 
     found = embedded_models()
     if not found:
-        print("No model is embedded in this installation; commands take --model FOLDER.")
+        print("This installation contains no model; pass --model FOLDER to commands.")
         return
     table = Table("model", "MiB", "layers", "hidden", "vocabulary", "languages", "scores")
     for name, folder in found.items():
@@ -393,17 +343,17 @@ def models() -> None:
 
 
 def describe_model(folder: Path) -> list[str]:
-    """Read a model's size, shape, languages and scores off its folder; nothing is loaded."""
+    """Return the size, shape, languages and scores of a model folder without loading the model."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     settings: dict[str, Any] = config.get("calque") or {}
     n_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     scores = [f"{name} {value:.3g}" for name, value in settings.get("scores", {}).items()]
-    card = "see README.md" if (folder / "README.md").exists() else "–"
+    unknown = "see README.md" if (folder / "README.md").exists() else "–"
     return [
         f"{n_bytes / 2**20:.1f}",
         str(config["num_hidden_layers"]),
         str(config["hidden_size"]),
         f"{config['vocab_size']:,}",
-        " ".join(settings.get("languages", [])) or card,
-        "\n".join(scores) or card,
+        " ".join(settings.get("languages", [])) or unknown,
+        "\n".join(scores) or unknown,
     ]

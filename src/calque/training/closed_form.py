@@ -1,4 +1,4 @@
-"""Linear maps in closed form: every example is read once, and added to sums of constant size."""
+"""Linear maps in closed form: one pass over the text, summed into matrices of constant size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import distributed
 
 from calque.algorithms.procrustes import PairSums, solve_least_squares, solve_procrustes
@@ -18,7 +17,6 @@ from calque.errors import InputError
 from calque.io.files import write_atomically
 from calque.io.outputs import write_folder
 from calque.objectives import build_objective
-from calque.objectives.base import Marks
 from calque.objectives.linear_map import (
     LinearMap,
     LinearMapSettings,
@@ -27,19 +25,14 @@ from calque.objectives.linear_map import (
     sum_distances,
     sum_errors,
 )
-from calque.tokens.streams import (
-    BLOCK_SIZE,
-    BatchStream,
-    BatchT,
-    BlockSampler,
-    Place,
-    load_batches,
-    seed_of,
-)
+from calque.tokens.sampling import BlockSampler, derive_seed
+from calque.tokens.streams import BLOCK_SIZE, BatchStream, BatchT, StreamPosition, load_batches
+from calque.tokens.tokenizer import SpecialTokens
 from calque.training.data import open_stream
 from calque.training.distributed import main_process_first
-from calque.training.start import build_encoder, make_accelerator, open_text
-from calque.training.telemetry import open_telemetry
+from calque.training.sources import open_text
+from calque.training.start import build_accelerator, build_encoder
+from calque.training.telemetry import Telemetry
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -48,46 +41,44 @@ if TYPE_CHECKING:
 
     from calque.objectives.linear_map import LinkStates
     from calque.training.recipe import Recipe
-    from calque.training.telemetry import Telemetry
+    from calque.types import Progress
 
     IntArray = npt.NDArray[np.int64]
 
-# States are of single precision: what varies less than this beside the strongest is its rounding.
+# Relative cutoff of singular values: states have single precision, smaller ones are rounding.
 CUTOFF = 1e-6
 
 
 def is_closed_form(recipe: Recipe) -> bool:
-    """Tell whether a recipe's maps are solved, not trained; beside other objectives is an error."""
+    """Return whether a recipe's maps are solved in one pass; other objectives are an error then."""
     solvers = [s.solver for s in recipe.objectives if isinstance(s, LinearMapSettings)]
     closed = [solver for solver in solvers if solver != "gradient"]
     if closed and len(recipe.objectives) > 1:
         raise InputError(
-            f"linear_map: solver={closed[0]} takes one pass, and goes with no other objective",
-            fix="drop the others, or set solver=gradient",
+            f"linear_map: solver={closed[0]} cannot be combined with other objectives",
+            fix="remove the others, or set solver=gradient",
         )
     return bool(closed)
 
 
-def fit_maps(recipe: Recipe, text: Path, folder: Path) -> Path:
-    """Fit a recipe's maps on a prepared folder of text; return the folder of model and maps.
+def fit_maps(recipe: Recipe, text: Path, folder: Path, *, progress: Progress | None = None) -> int:
+    """Fit a recipe's maps, write FOLDER/model, and return the number of batches.
 
-    Processes that torchrun has started share the batches, and add their sums up.
+    Processes started by torchrun share the batches and add up their sums.
     """
-    if not is_closed_form(recipe):
-        raise InputError("this recipe has no maps to solve", fix="train it, or set solver")
     if (folder / "model").exists():
-        raise InputError("this folder holds a model", file=folder, fix="give another folder")
-    return MapFit(recipe, text, folder).run()
+        raise InputError("the folder contains a model", file=folder, fix="use another folder")
+    return MapFit(recipe, text, folder).run(progress)
 
 
 class MapFit:
-    """One pass over the text of a recipe: what is read, and the sums that it is added to."""
+    """One pass over the text of a recipe: the encoder, the links and their sums."""
 
     def __init__(self, recipe: Recipe, text: Path, folder: Path) -> None:
         prepared, tokenizer = open_text(text)
         self.recipe, self.folder = recipe, folder
         self.encoder = build_encoder(recipe, tokenizer)
-        self.accelerator = make_accelerator(recipe, self.encoder)
+        self.accelerator = build_accelerator(recipe, self.encoder)
         self.device: torch.device = self.accelerator.device
         self.encoder.to(self.device)
         self.objective = cast(LinearMap, build_objective(recipe.objectives[0]))
@@ -96,8 +87,8 @@ class MapFit:
             prepared,
             text,
             recipe.data,
-            Marks.of(tokenizer),
-            seed=seed_of(recipe.seed, 0),
+            SpecialTokens.of(tokenizer),
+            seed=derive_seed(recipe.seed, 0),
             fixed_shape=False,
         )
         settings = self.objective.settings
@@ -110,17 +101,16 @@ class MapFit:
             device=self.device,
         )
 
-    def run(self) -> Path:
-        """Read everything once, solve, and write the model with its maps."""
+    def run(self, progress: Progress | None = None) -> int:
+        """Read everything once, solve, write the model with its maps; return the batch count."""
         everything, engine = OnePass(self.stream.training), self.accelerator
-        with open_telemetry(
-            self.folder,
+        with Telemetry(
+            self.folder if engine.is_main_process else None,
             everything.count_batches(),
-            is_main=engine.is_main_process,
             tensorboard=self.recipe.telemetry.tensorboard,
-            console=Console(stderr=True),
+            progress=progress,
         ) as telemetry:
-            telemetry.say(f"linear_map: {self.stream.describe()}")
+            telemetry.info(f"linear_map: {self.stream.describe()}")
             n_batches = self._add_all(everything, telemetry)
             for tensor in self.sums.tensors() if engine.num_processes > 1 else ():
                 distributed.all_reduce(tensor)
@@ -128,23 +118,24 @@ class MapFit:
             with main_process_first() as is_main:
                 if is_main:
                     self._finish(telemetry, n_batches)
-        return self.folder / "model"
+        return n_batches
 
     def _add_all(self, everything: OnePass[Any], telemetry: Telemetry) -> int:
-        """Add this process's share of the examples to its sums; say how many batches all have."""
-        n_tokens, last, n_processes = 0, Place(), self.accelerator.num_processes
+        """Add this process's share of the examples to its sums; return the number of batches."""
+        n_tokens, last, n_processes = 0, StreamPosition(), self.accelerator.num_processes
         for number, (place, batch) in enumerate(self._load(everything, n_processes), start=1):
             n_tokens, last = n_tokens + batch.tokens.n_real, place
             self._add(self._read(batch))
+            telemetry.advance(place.count)
             if number % self.recipe.telemetry.every == 0:
-                # Figures of all processes, as far as this one can tell: they share evenly.
+                # An estimate for all processes, which share the batches evenly.
                 links = n_processes * float(self.sums.weights[:, 0].sum())
                 telemetry.log_step(place.count, {"links": links}, n_processes * n_tokens)
                 n_tokens = 0
         return last.count
 
-    def _load(self, stream: OnePass[Any], n_ranks: int = 1) -> Iterator[tuple[Place, Any]]:
-        """Give every n-th batch of a pass, built ahead beside a GPU."""
+    def _load(self, stream: OnePass[Any], n_ranks: int = 1) -> Iterator[tuple[StreamPosition, Any]]:
+        """Load every n-th batch of a pass, built in advance with a GPU."""
         workers, on_gpu = self.recipe.engine.workers, self.device.type != "cpu"
         return load_batches(
             stream,
@@ -155,54 +146,55 @@ class MapFit:
         )
 
     def _read(self, batch: Any) -> LinkStates:
-        """Give the states of a batch's linked words."""
+        """Return the states of a batch's linked words."""
         with self.accelerator.autocast():
-            return self.objective.read(self.encoder, batch.to(self.device), self.roles)
+            return self.objective.encode_links(self.encoder, batch.to(self.device), self.roles)
 
     def _add(self, linked: LinkStates) -> None:
-        """Add the links of a batch, each to the sums of its language, at every layer."""
+        """Add the links of a batch to the sums of their languages, at every layer."""
         for language, rows in enumerate(linked.split(len(self.roles.languages))):
             for layer in range(len(self.layers)) if len(rows) else ():
                 src, tgt = linked.src[layer, rows], linked.tgt[layer, rows]
                 self.sums.add((language, layer), src, tgt, linked.weights[rows])
 
     def _check_sums(self) -> None:
-        """Refuse languages without links, and states that are no numbers."""
+        """Raise an InputError if a language has no links, or states are not finite."""
         for language, weight in zip(self.roles.languages, self.sums.weights[:, 0], strict=True):
             if weight == 0:
-                fix = "give its bitext links, or add it to data.leave_out_languages"
-                raise InputError(f"linear_map: {language} has no links", fix=fix)
+                raise InputError(
+                    f"linear_map: {language} has no links",
+                    fix="add links of its bitext, or add it to data.leave_out_languages",
+                )
         if not all(tensor.isfinite().all() for tensor in self.sums.tensors()):
             raise InputError("the encoder's states are not finite", fix="set engine.precision=fp32")
 
     def _finish(self, telemetry: Telemetry, n_batches: int) -> None:
-        """Solve, measure, tell and write."""
+        """Solve the maps, log their errors and write the model."""
         names, links = self.roles.languages, self.sums.weights[:, 0].tolist()
         maps, training = solve_maps(self.sums)
-        figures = {"links": dict(zip(names, links, strict=True))}
-        figures |= {"training": training.describe(names)}
-        judged = self._validate(maps)
-        if judged is not None:
-            telemetry.log_validation(n_batches, judged.average())
-            figures |= {"validation": judged.describe(names)}
+        about = {"links": dict(zip(names, links, strict=True))}
+        about |= {"training": training.describe(names)}
+        validation = self._validate(maps)
+        if validation is not None:
+            telemetry.log_validation(n_batches, validation.average())
+            about |= {"validation": validation.describe(names)}
         for number, (language, n_links) in enumerate(zip(names, links, strict=True)):
-            fit = (
-                judged and judged.summarize(number)
-            ) or f"{training.summarize(number)}, in training"
-            telemetry.say(f"{language}: {n_links:,.0f} links, ‖s − tW‖² {fit}")
+            fit = validation and validation.summarize(number)
+            fit = fit or f"{training.summarize(number)} on the training text"
+            telemetry.info(f"{language}: {n_links:,.0f} links, mean ‖s − tW‖² {fit}")
         with write_atomically(self.folder / "recipe.yaml") as stream:
             stream.write(self.recipe.to_yaml())
 
         def write(folder: Path) -> None:
             dtype: torch.dtype = getattr(torch, self.recipe.checkpoints.dtype)
             self.encoder.save(folder, dtype=dtype)
-            self.objective.save_maps(self.encoder, folder, maps, names, **figures)
+            self.objective.save_maps(self.encoder, folder, maps, names, **about)
 
         write_folder(self.folder / "model", write)
 
     @torch.no_grad()
     def _validate(self, maps: Float[Tensor, "languages layers hidden hidden"]) -> MapLosses | None:
-        """Measure the maps on all text kept aside, if there is any."""
+        """Return the losses of the maps on the validation text, if there is any."""
         if self.stream.validation is None:
             return None
         on_device = maps.to(self.device)
@@ -218,22 +210,22 @@ class MapFit:
 
 @dataclass(frozen=True, slots=True)
 class MapLosses:
-    """Mean ‖s − t W‖² of links, by language and layer, before and after they are mapped."""
+    """Mean ‖s − t W‖² of links, by language and layer, with W = I and with the maps."""
 
     unmapped: Float[Tensor, "languages layers"]
     mapped: Float[Tensor, "languages layers"]
 
     def average(self) -> dict[str, float]:
-        """Give the means over languages and layers, by the names that training has for them."""
+        """Return the means over languages and layers, under the names that training uses."""
         named = {"loss/linear_map": self.mapped, "loss/linear_map/unmapped": self.unmapped}
         return {name: float(values.nanmean()) for name, values in named.items()}
 
     def describe(self, languages: Sequence[str]) -> dict[str, Any]:
-        """List all losses."""
+        """Return all losses by language."""
         return describe_losses(languages, {"unmapped": self.unmapped, "mapped": self.mapped})
 
     def summarize(self, language: int) -> str | None:
-        """Say how much the maps of a language bring, on average over the layers, if it is known."""
+        """Return "before → after" of a language, averaged over the layers, or None if unknown."""
         before, after = self.unmapped[language].mean(), self.mapped[language].mean()
         return f"{before:.4g} → {after:.4g}" if after.isfinite() else None
 
@@ -241,10 +233,10 @@ class MapLosses:
 def solve_maps(
     sums: PairSums,
 ) -> tuple[Float[Tensor, "languages layers hidden hidden"], MapLosses]:
-    """Solve the maps of all languages and layers, and tell how well they fit what was summed.
+    """Solve the maps of all languages and layers, and return them with their training losses.
 
-    Least squares, if the sums have what it takes, or else orthogonal. One language after the
-    other, in the host's memory, so that there is no second copy of all sums.
+    Maps are least squares if the sums include Gram matrices, and orthogonal otherwise. One language
+    after the other is solved in CPU memory, so that there is no second copy of all sums.
     """
     maps = torch.empty(sums.cross.shape, dtype=torch.float32)
     losses = torch.empty(2, *sums.weights.shape, dtype=torch.float64)
@@ -260,12 +252,27 @@ def solve_maps(
     return maps, MapLosses(losses[0], losses[1])
 
 
-class _AllRead(Exception):
-    """There is no further block."""
+class OnePass(BatchStream[BatchT]):
+    """The examples of a stream, each exactly once, whatever the shares of their languages."""
+
+    def __init__(self, stream: BatchStream[BatchT]) -> None:
+        vars(self).update(vars(stream))
+        self.sampler = _InOrder([len(corpus) for corpus in stream.corpora])
+
+    def walk(
+        self, place: StreamPosition, wanted: Callable[[int], bool]
+    ) -> Iterator[tuple[StreamPosition, BatchT | None]]:
+        """Yield all batches from a position to the last one."""
+        with suppress(_NoMoreBlocks):
+            yield from super().walk(place, wanted)
+
+    def count_batches(self) -> int:
+        """Count the batches without building them."""
+        return sum(1 for _ in self.walk(StreamPosition(), lambda number: False))
 
 
 class _InOrder(BlockSampler):
-    """Gives the examples of one corpus after the other, each once."""
+    """Yields the examples of one corpus after the other, each once."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__(sizes, [1.0] * len(sizes), BLOCK_SIZE, seed=0)
@@ -276,28 +283,13 @@ class _InOrder(BlockSampler):
         ]
 
     def block(self, number: int) -> tuple[IntArray, IntArray]:
-        """Return (corpus, example) indices of a block, in their order."""
+        """Return the (corpus, example) indices of a block in order."""
         if number >= len(self.starts):
-            raise _AllRead
+            raise _NoMoreBlocks
         corpus, start = self.starts[number]
         examples = np.arange(start, min(start + BLOCK_SIZE, self.sizes[corpus]))
         return np.full_like(examples, corpus), examples
 
 
-class OnePass(BatchStream[BatchT]):
-    """The examples of a stream, each exactly once, whatever the shares of their languages."""
-
-    def __init__(self, stream: BatchStream[BatchT]) -> None:
-        vars(self).update(vars(stream))
-        self.sampler = _InOrder([len(corpus) for corpus in stream.corpora])
-
-    def walk(
-        self, place: Place, wanted: Callable[[int], bool]
-    ) -> Iterator[tuple[Place, BatchT | None]]:
-        """Go through all batches from a place on, to the last."""
-        with suppress(_AllRead):
-            yield from super().walk(place, wanted)
-
-    def count_batches(self) -> int:
-        """Count the batches without building them."""
-        return sum(1 for _ in self.walk(Place(), lambda number: False))
+class _NoMoreBlocks(Exception):
+    """All blocks have been read."""

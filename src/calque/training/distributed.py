@@ -1,4 +1,4 @@
-"""What several processes of one run do together."""
+"""Cooperation of the processes of one run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from calque.errors import InputError
-from calque.io.outputs import LONGEST_WAIT, join_processes
+from calque.io.shards import LONGEST_WAIT, process_state
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 @contextmanager
 def main_process_first() -> Iterator[bool]:
-    """Tell which process is the main one, and let the others wait until it leaves the block."""
-    state = join_processes()
+    """Yield whether this is the main process; the others wait until it leaves the block."""
+    state = process_state()
     if state.num_processes == 1:
         yield True
         return
-    # The default group gives up after some minutes; text may take hours to prepare.
+    # The default group has a timeout of some minutes, but preparing text may take hours.
     group = torch.distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
     yield bool(state.is_main_process)
     try:
         torch.distributed.barrier(group)
-    except RuntimeError as error:  # gloo's, when a connection ends
-        raise InputError("another process has stopped", fix="see what it says") from error
+    except RuntimeError as error:  # gloo raises it when a connection is closed
+        raise InputError("another process has stopped", fix="see its error message") from error
 
 
 def gather_tensor(value: Tensor) -> Tensor:
-    """Put a sharded tensor together, on every process; any other is returned as it is."""
+    """Return the whole of a sharded tensor, on every process, or a plain tensor unchanged."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def average_figures(
-    accelerator: Accelerator, figures: Mapping[str, Tensor | float]
+def average_metrics(
+    accelerator: Accelerator, metrics: Mapping[str, Tensor | float]
 ) -> dict[str, float]:
-    """Average figures over the processes; all get the same numbers."""
+    """Return the mean of every metric over the processes, on all of them."""
     device = accelerator.device
-    values = [torch.as_tensor(v, dtype=torch.float64, device=device) for v in figures.values()]
+    values = [torch.as_tensor(v, dtype=torch.float64, device=device) for v in metrics.values()]
     mean = accelerator.reduce(torch.stack(values), reduction="mean")
-    return dict(zip(figures, mean.tolist(), strict=True))
+    return dict(zip(metrics, mean.tolist(), strict=True))

@@ -1,225 +1,338 @@
-"""Losses on text kept aside: the same batches with the same masks every time.
-
-The only training loop: streams and objectives in, a plain Hugging Face folder out.
-"""
+"""Training: from a recipe to a model. `train` sets a run up, `Trainer` takes its steps."""
 
 from __future__ import annotations
 
 import math
+import signal
+import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
 from torch.distributed.fsdp import FSDPModule
 
 from calque.errors import InputError
-from calque.io.files import check_place
-from calque.tokens.streams import seed_of
+from calque.io.files import check_writable_folder
+from calque.tokens.prepare import is_prepared
+from calque.tokens.sampling import derive_seed
 from calque.training import checkpoints
-from calque.training.distributed import average_figures, gather_tensor
-from calque.training.gap_probe import open_probe, probe_if_due
-from calque.training.run import Run, begin_run, finish_run, restore_run, save_run
-from calque.training.step import StopRequest, set_rate
-from calque.training.telemetry import open_telemetry
+from calque.training.closed_form import fit_maps, is_closed_form
+from calque.training.distributed import average_metrics, gather_tensor, main_process_first
+from calque.training.gap_probe import measure_gap, open_probe
+from calque.training.optimizer import set_learning_rate
+from calque.training.recipe_io import resolve_recipe
+from calque.training.run import Run
+from calque.training.sources import check_text, prepare_text
+from calque.training.step import NonfiniteGuard
+from calque.training.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from calque.training.gap_probe import GapProbe
     from calque.training.recipe import Recipe
+    from calque.training.recipe_io import Settings
     from calque.training.run import Loaders
-    from calque.training.telemetry import Telemetry
+    from calque.types import Progress
 
-    Figures = Mapping[str, Tensor | float]
+    Metrics = Mapping[str, Tensor | float]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """Where a finished run is, and how far it came.
+
+    `best_score` is the lowest validation loss, if the recipe has `checkpoints.final: best`.
+    """
+
+    folder: Path
+    model: Path
+    step: int
+    best_score: float | None
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was stopped by a signal, and its state was saved."""
+
+
+def train(
+    recipe: str | Path | Recipe,
+    *,
+    output: str | Path | None = None,
+    settings: Settings = (),
+    prepared: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> TrainResult:
+    """Train a model by a recipe, and write it as a plain Hugging Face folder.
+
+    SIGINT and SIGTERM stop training after the current step: a checkpoint is written, `Interrupted`
+    is raised, and the run can be resumed. Linear maps with the solver procrustes or least_squares
+    are computed in one pass, which cannot be resumed.
+
+    Args:
+        recipe: Name of a bundled recipe, a YAML file or a `Recipe`.
+        output: Folder of the run. Default: runs/NAME.
+        settings: Changes of the recipe: `{"schedule.steps": 100}` or `["schedule.steps=100"]`.
+        prepared: Folder written by `prepare`. Default: the text is prepared in the run's folder.
+        resume: Continue from the newest checkpoint of the run.
+        progress: Called after every step, and while text is prepared.
+
+    Example:
+        >>> calque.train("xlm-tlm", settings={"schedule.steps": 1000}).model    # doctest: +SKIP
+        PosixPath('runs/xlm-tlm/model')
+    """
+    loaded, base = resolve_recipe(recipe, settings)
+    folder = Path("runs") / loaded.name if output is None else Path(output)
+    in_one_pass = is_closed_form(loaded)
+    if in_one_pass and resume:
+        raise InputError(
+            "maps are computed in one pass, which cannot be resumed",
+            fix="start again without --resume",
+        )
+    _check_folder(folder, resume=resume)
+    if loaded.probe is not None:
+        loaded.probe.find_tests()  # missing files are reported before text is prepared
+    text = folder / "text" if prepared is None else Path(prepared)
+    with main_process_first() as is_main:
+        # A resumed run uses the text it started with, even if its sources have changed.
+        if is_main and prepared is None and not (resume and is_prepared(text)):
+            check_text(loaded, base)
+            prepare_text(loaded, base, text, progress=progress)
+    if in_one_pass:
+        n_batches = fit_maps(loaded, text, folder, progress=progress)
+        return TrainResult(folder, folder / "model", n_batches, None)
+    run = Run(loaded, text, folder)
+    probe = open_probe(run)
+    if resume:
+        run.restore()
+    run.create_folder()
+    run.compile_step()
+    stop = StopSignal()
+    with (
+        Telemetry(
+            folder if run.accelerator.is_main_process else None,
+            loaded.schedule.steps,
+            start_step=run.step,
+            tensorboard=loaded.telemetry.tensorboard,
+            progress=progress,
+        ) as telemetry,
+        stop.handled(),
+    ):
+        Trainer(run, telemetry, probe=probe, stop=stop).train()
+        model = run.finish()
+    best = checkpoints.read_best(folder) if loaded.checkpoints.final == "best" else None
+    return TrainResult(folder, model, run.step, best and best[1])
+
+
+class Trainer:
+    """Takes the steps of a run; `Run` has the state that they change."""
+
+    def __init__(
+        self,
+        run: Run,
+        telemetry: Telemetry | None = None,
+        *,
+        probe: GapProbe | None = None,
+        stop: StopSignal | None = None,
+    ) -> None:
+        self.run, self.probe = run, probe
+        self.telemetry = Telemetry() if telemetry is None else telemetry
+        self.stop = StopSignal() if stop is None else stop
+        self.guard = NonfiniteGuard(run.accelerator)
+
+    def train(self) -> None:
+        """Take the remaining steps of the run."""
+        run = self.run
+        self._describe_run()
+        if run.step == 0:
+            self.probe_if_due()
+        loaders = run.open_loaders()
+        try:
+            while not run.is_finished:
+                metrics = self.take_step(loaders)
+                self.after_step(metrics)
+        finally:
+            loaders.clear()  # stops their workers even while an error refers to this frame
+
+    def take_step(self, loaders: Loaders) -> Metrics:
+        """Take one optimizer step over `accumulation` micro-batches of every objective.
+
+        Every micro-batch has the same weight: with token budgets their sizes hardly differ.
+        """
+        run, n_micro = self.run, self.run.recipe.engine.accumulation
+        step = run.step + 1
+        learning_rate = set_learning_rate(run.optimizer, run.recipe, step)
+        losses: dict[str, Tensor] = {}
+        for micro in range(n_micro):
+            positions, batches = zip(*[next(loader) for loader in loaders], strict=True)
+            run.positions = list(positions)
+            run.n_new_tokens += sum(batch.tokens.n_real for batch in batches)
+            found = self.forward_backward(batches, micro)
+            numbers = [position.count - 1 for position in positions]
+            self.guard.record(step, found, dict(zip(run.names, numbers, strict=True)))
+            for name, value in found.items():
+                losses[name] = losses[name] + value / n_micro if micro else value / n_micro
+        clip, parameters = run.recipe.optimizer.clip, run.wrapped.parameters()
+        norm = gather_tensor(run.accelerator.clip_grad_norm_(parameters, clip))
+        self.guard.record(step, {"the gradient": norm}, {})
+        run.optimizer.step()
+        run.optimizer.zero_grad(set_to_none=True)
+        for objective in run.objectives:
+            objective.after_step()
+        run.average.update(run.encoder)
+        run.step = step
+        if step == run.recipe.freeze_steps:
+            run.apply_freeze()
+            self.telemetry.info(f"step {step}: from here on all weights are trained")
+        metrics = {f"loss/{name}": value for name, value in losses.items()}
+        return metrics | {"grad_norm": norm, "lr": learning_rate}
+
+    def forward_backward(self, batches: Sequence[Any], micro: int) -> dict[str, Tensor]:
+        """Compute the loss and the gradient of one micro-batch of every objective.
+
+        Dropout is seeded with the number of the micro-batch in the whole run, so that a resumed
+        run repeats it, and several processes draw what one process would draw.
+        """
+        run, engine = self.run, self.run.accelerator
+        n_micro = run.recipe.engine.accumulation
+        number = (run.step * n_micro + micro) * engine.num_processes + engine.process_index
+        torch.manual_seed(derive_seed(run.recipe.seed, len(run.names), number))
+        on_device = [batch.to(engine.device) for batch in batches]
+        is_last = micro + 1 == n_micro
+        with nullcontext() if is_last else engine.no_sync(run.wrapped):
+            with engine.autocast():
+                loss, metrics = run.wrapped(on_device)
+            engine.backward(loss / n_micro)
+        return dict(metrics)
+
+    def after_step(self, metrics: Metrics) -> None:
+        """Log, validate, probe, save and stop where the recipe or a signal asks for it."""
+        run, recipe = self.run, self.run.recipe
+        self.telemetry.advance(run.step)
+        is_logged = run.is_finished or run.step % recipe.telemetry.every == 0
+        if run.on_cpu or is_logged:
+            self.guard.check()
+        if is_logged:
+            self.log_step(metrics)
+        if run.is_finished or run.step % recipe.checkpoints.validate_every == 0:
+            with self.telemetry.paused():
+                self.validate()
+        self.probe_if_due()
+        is_stopping = not run.is_finished and self._is_stop_requested()
+        is_due = run.is_finished or run.step % recipe.checkpoints.every == 0
+        if is_due or is_stopping or run.best_score is not None:
+            self.guard.check()
+            with self.telemetry.paused():
+                run.save()
+        if is_stopping:
+            raise Interrupted(f"stopped and saved at step {run.step}; continue with --resume")
+
+    def log_step(self, metrics: Metrics) -> None:
+        """Log the metrics of a step, and the tokens of all processes since the last time."""
+        run = self.run
+        mean = average_metrics(run.accelerator, {**metrics, "": float(run.take_new_tokens())})
+        n_tokens = round(mean.pop("") * run.accelerator.num_processes)
+        self.telemetry.log_step(run.step, mean, n_tokens)
+
+    def validate(self) -> None:
+        """Log the validation losses; remember the score if it is the best so far."""
+        run = self.run
+        metrics = compute_validation_losses(run)
+        if not metrics:
+            return
+        self.telemetry.log_validation(run.step, metrics)
+        if run.recipe.checkpoints.final != "best":
+            return
+        weights = dict(zip(run.names, run.module.weights, strict=True))
+        score = sum(weights[name] * metrics.get(f"loss/{name}", 0.0) for name in run.best_by)
+        best = checkpoints.read_best(run.folder)
+        if math.isfinite(score) and (best is None or score < best[1]):
+            run.best_score = score
+
+    def probe_if_due(self) -> None:
+        """Measure the transfer gap where the recipe asks for it, outside the training time."""
+        settings = self.run.recipe.probe
+        if settings and (self.run.is_finished or self.run.step % settings.every == 0):
+            with self.telemetry.paused():
+                measure_gap(self.run, self.probe, self.telemetry)
+
+    def _describe_run(self) -> None:
+        for name, pair in zip(self.run.names, self.run.streams, strict=True):
+            self.telemetry.info(f"{name}: {pair.describe()}")
+        for warning in self.run.warnings:
+            self.telemetry.warn(warning)
+        if self.probe is not None:
+            self.telemetry.info(f"probe: {self.probe.describe()}")
+
+    def _is_stop_requested(self) -> bool:
+        """Return whether any process got a signal: it may reach them at different steps."""
+        run = self.run
+        if run.accelerator.num_processes == 1:
+            return self.stop.requested
+        if not run.on_cpu and run.step % run.recipe.telemetry.every:
+            return False
+        requested = torch.tensor(float(self.stop.requested), device=run.accelerator.device)
+        return bool(run.accelerator.reduce(requested, reduction="sum") > 0)
 
 
 @torch.no_grad()
-def validate(run: Run) -> dict[str, float]:
-    """Measure every objective's loss; without text kept aside there is nothing to measure."""
+def compute_validation_losses(run: Run) -> dict[str, float]:
+    """Return the losses on the validation batches, or nothing if there is no validation text."""
     totals: dict[str, Tensor | float] = defaultdict(float)
     run.wrapped.eval()
     for batches in run.validation_batches:
         on_device = [batch and batch.to(run.accelerator.device) for batch in batches]
         with run.accelerator.autocast():
-            _, figures = run.wrapped(on_device)
-        for name, value in figures.items():
+            _, metrics = run.wrapped(on_device)
+        for name, value in metrics.items():
             totals[f"loss/{name}"] += value / len(run.validation_batches)
     for objective in run.objectives if totals else []:
         objective.after_validation()
     run.wrapped.train()
     if isinstance(run.wrapped, FSDPModule):
-        run.wrapped.reshard()  # with no backward pass to do it, the outermost part stays whole
-    return average_figures(run.accelerator, totals) if totals else {}
+        run.wrapped.reshard()  # without a backward pass, the root module stays gathered
+    return average_metrics(run.accelerator, totals) if totals else {}
 
 
-class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop, and has saved where it is."""
+class StopSignal:
+    """Stop cleanly after the current step on SIGINT or SIGTERM."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle the signals in the block; only the main thread of a process can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = {kind: signal.signal(kind, self._request) for kind in kinds}
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
 
 
-def train(recipe: Recipe, text: Path, folder: Path, *, resume: bool = False) -> Path:
-    """Train a recipe on a prepared folder of text; return the finished model's folder."""
-    check_folder(folder, resume=resume)
-    return Trainer(recipe, text, folder).run(resume=resume)
-
-
-def check_folder(folder: Path, *, resume: bool) -> None:
-    """Stop before a new run would mix with an older one, or go on from nothing."""
-    check_place(folder)
+def _check_folder(folder: Path, *, resume: bool) -> None:
+    """Raise an InputError if a new run would mix with an older one, or none can be resumed."""
+    check_writable_folder(folder)
     has_run = checkpoints.find_latest(folder) is not None
     if has_run and not resume:
         raise InputError(
-            "this folder holds a run", file=folder, fix="give --resume or another folder"
+            "the folder contains a run", file=folder, fix="use --resume or another folder"
         )
     if resume and not has_run:
-        raise InputError("no checkpoint to resume from", file=folder, fix="drop --resume")
-
-
-class Trainer(Run):
-    """Takes a run from where it is to its end."""
-
-    def __init__(self, recipe: Recipe, text: Path, folder: Path) -> None:
-        super().__init__(recipe, text, folder)
-        self.probe = open_probe(self)
-        self.stop = StopRequest()
-
-    def run(self, *, resume: bool = False) -> Path:
-        """Train to the end, or go on where an earlier run stopped; return the model's folder."""
-        check_folder(self.folder, resume=resume)
-        if resume:
-            restore_run(self)
-        begin_run(self)
-        self.compile_step()
-        with (
-            open_telemetry(
-                self.folder,
-                self.recipe.schedule.steps,
-                start_step=self.step,
-                is_main=self.accelerator.is_main_process,
-                tensorboard=self.recipe.telemetry.tensorboard,
-                console=Console(stderr=True),
-            ) as telemetry,
-            self.stop.listening(),
-        ):
-            for name, pair in zip(self.names, self.streams, strict=True):
-                telemetry.say(f"{name}: {pair.describe()}")
-            for fault in self.faults:
-                telemetry.say(f"warning: {fault}")
-            if self.probe is not None:
-                telemetry.say(f"probe: {self.probe.describe()}")
-            self._go(telemetry)
-            return finish_run(self)
-
-    def _go(self, telemetry: Telemetry) -> None:
-        """Take the remaining steps."""
-        if self.step == 0:
-            probe_if_due(self, self.probe, telemetry)
-        loaders = self._open_loaders()
-        try:
-            while self.step < self.recipe.schedule.steps:
-                figures = self._take_step(loaders)
-                self.step += 1
-                if self.step == self.recipe.freeze_steps:
-                    self.hold()
-                    telemetry.say(f"step {self.step}: from here on all weights are trained")
-                self._do_what_is_due(figures, telemetry)
-        finally:
-            loaders.clear()  # ends their workers even while an error holds on to this frame
-
-    def _do_what_is_due(self, figures: Figures, telemetry: Telemetry) -> None:
-        """Tell, validate, probe, save and stop between two steps."""
-        recipe = self.recipe
-        last = self.step == recipe.schedule.steps
-        if self.on_cpu:
-            self.watch.check()
-        if last or self.step % recipe.telemetry.every == 0:
-            self.watch.check()
-            self._tell(figures, telemetry)
-        if last or self.step % recipe.checkpoints.validate_every == 0:
-            with telemetry.paused():
-                self._validate(telemetry)
-        probe_if_due(self, self.probe, telemetry)
-        stopping = not last and self._asked_to_stop()
-        is_due = last or self.step % recipe.checkpoints.every == 0
-        if is_due or stopping or self.best_score is not None:
-            self.watch.check()
-            with telemetry.paused():
-                save_run(self)
-        if stopping:
-            raise Interrupted(f"stopped and saved at step {self.step}; go on with --resume")
-
-    def _take_step(self, loaders: Loaders) -> Figures:
-        """Take one optimizer step over `accumulation` micro-batches of every objective.
-
-        Every micro-batch weighs the same: with token budgets their sizes hardly differ.
-        """
-        n_micro = self.recipe.engine.accumulation
-        rate = set_rate(self.optimizer, self.recipe, self.step + 1)
-        losses: dict[str, Tensor] = {}
-        for micro in range(n_micro):
-            places, batches = zip(*[next(loader) for loader in loaders], strict=True)
-            self.places = list(places)
-            self.watch.n_tokens += sum(batch.tokens.n_real for batch in batches)
-            found = self._follow(batches, micro)
-            numbers = [place.count - 1 for place in places]
-            self.watch.note(self.step + 1, found, dict(zip(self.names, numbers, strict=True)))
-            for name, value in found.items():
-                losses[name] = losses[name] + value / n_micro if micro else value / n_micro
-        clip, parameters = self.recipe.optimizer.clip, self.wrapped.parameters()
-        norm = gather_tensor(self.accelerator.clip_grad_norm_(parameters, clip))
-        self.watch.note(self.step + 1, {"the gradient": norm}, {})
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        for objective in self.objectives:
-            objective.after_step()
-        self.average.update(self.encoder)
-        figures = {f"loss/{name}": value for name, value in losses.items()}
-        return figures | {"grad_norm": norm, "lr": rate}
-
-    def _follow(self, batches: Sequence[Any], micro: int) -> dict[str, Tensor]:
-        """Go forward and backward through one micro-batch of every objective.
-
-        Dropout is seeded by the micro-batch's number in the whole run, so that a resumed run
-        repeats it, and so do two processes that share the work of one.
-        """
-        n_micro, engine = self.recipe.engine.accumulation, self.accelerator
-        number = (self.step * n_micro + micro) * engine.num_processes + engine.process_index
-        torch.manual_seed(seed_of(self.recipe.seed, len(self.names), number))
-        on_device = [batch.to(engine.device) for batch in batches]
-        is_last = micro + 1 == n_micro
-        with nullcontext() if is_last else engine.no_sync(self.wrapped):
-            with engine.autocast():
-                loss, figures = self.wrapped(on_device)
-            engine.backward(loss / n_micro)
-        return dict(figures)
-
-    def _tell(self, figures: Figures, telemetry: Telemetry) -> None:
-        """Report a step's figures and the tokens of all processes since the last report."""
-        mean = average_figures(self.accelerator, {**figures, "": float(self.watch.take_tokens())})
-        n_tokens = round(mean.pop("") * self.accelerator.num_processes)
-        telemetry.log_step(self.step, mean, n_tokens)
-
-    def _validate(self, telemetry: Telemetry) -> None:
-        """Measure, tell, and remember the score if it is the best so far and that is asked for."""
-        figures = validate(self)
-        if not figures:
-            return
-        telemetry.log_validation(self.step, figures)
-        if self.recipe.checkpoints.final != "best":
-            return
-        weights = dict(zip(self.names, self.module.weights, strict=True))
-        score = sum(weights[name] * figures.get(f"loss/{name}", 0.0) for name in self.judges)
-        best = checkpoints.read_best(self.folder)
-        if math.isfinite(score) and (best is None or score < best[1]):
-            self.best_score = score
-
-    def _asked_to_stop(self) -> bool:
-        """Agree on stopping: a signal may reach the processes at different steps."""
-        if self.accelerator.num_processes == 1:
-            return self.stop.made
-        if not self.on_cpu and self.step % self.recipe.telemetry.every:
-            return False
-        wish = torch.tensor(float(self.stop.made), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(wish, reduction="sum") > 0)
+        raise InputError(
+            "there is no checkpoint to resume from", file=folder, fix="start without --resume"
+        )

@@ -1,29 +1,203 @@
-"""Reading YAML as people write it: plain exponents are numbers, and no key comes twice.
-
-What is wrong with a recipe, in one line that names the key.
-"""
+"""Reading recipes: bundled or from YAML files, with changed settings and resolved paths."""
 
 from __future__ import annotations
 
-import difflib
+import os
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from calque.errors import first_line
+from calque.errors import InputError, first_line
+from calque.objectives.distillation import DistillationSettings
+from calque.training.recipe import ProbeSection, Recipe, glob_language, suggest
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+# Changes of a recipe: {"schedule.steps": 100}, or ["schedule.steps=100"] as on the command line.
+Settings: TypeAlias = Mapping[str, Any] | Sequence[str]
+
+
+def resolve_recipe(recipe: str | Path | Recipe, settings: Settings = ()) -> tuple[Recipe, Path]:
+    """Return a recipe with changed settings, and the folder that its relative paths start from.
+
+    Paths of the model, the tokenizer, a teacher and the probe become absolute if they exist beside
+    the recipe file.
+    """
+    if isinstance(recipe, Recipe):
+        if not settings:
+            return recipe, Path()
+        content = recipe.model_dump()
+        apply_settings(content, settings)
+        return parse_recipe(content, recipe.name), Path()
+    path = find_recipe(recipe)
+    return anchor_paths(load_recipe(path, settings), path.parent), path.parent
+
+
+def load_recipe(name: str | Path, settings: Settings = ()) -> Recipe:
+    """Read a recipe from a file or, by its name alone, from the bundled ones."""
+    path = find_recipe(name)
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or first_line(error)
+        raise InputError(
+            f"this is not valid YAML: {problem}", file=path, line=mark.line + 1 if mark else None
+        ) from error
+    if not isinstance(content, dict):
+        raise InputError(
+            "a recipe must be a mapping of keys to values",
+            file=path,
+            fix="`calque recipes xlm` prints an example",
+        )
+    apply_settings(content, settings)
+    return parse_recipe(content, path)
+
+
+def parse_recipe(content: dict[str, Any], source: object) -> Recipe:
+    """Validate the content of a recipe; an InputError names the first key that is wrong."""
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise InputError(describe_error(error, content, Recipe), file=source) from error
+
+
+def find_recipe(name: str | Path) -> Path:
+    """Return the path of a recipe file, given by its path or by the name of a bundled recipe."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    bundled = bundled_recipes()
+    stem = str(name).removesuffix(".yaml")
+    if stem in bundled:
+        return bundled[stem]
+    raise InputError(
+        "no such recipe", file=name, fix=f"pass a YAML file or one of {', '.join(bundled)}"
+    )
+
+
+def bundled_recipes() -> dict[str, Path]:
+    """Return the recipes that come with Calque: in the wheel, or beside src in a checkout."""
+    package = Path(str(resources.files("calque")))
+    for folder in (package / "recipes", package.parents[1] / "recipes"):
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {}
+
+
+def apply_settings(content: dict[str, Any], settings: Settings) -> None:
+    """Change the content of a recipe by several settings.
+
+    >>> content = {"schedule": {"steps": 10}}
+    >>> apply_settings(content, {"schedule.steps": 20, "seed": 2})
+    >>> content
+    {'schedule': {'steps': 20}, 'seed': 2}
+    """
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            _set_value(content, key, value, f"{key}={value}")
+    else:
+        for setting in settings:
+            apply_setting(content, setting)
+
+
+def apply_setting(content: dict[str, Any], setting: str) -> None:
+    """Change the content of a recipe by `a.b=c`; `objectives.0.weight=2` changes a list entry.
+
+    >>> content = {"schedule": {"steps": 10}}
+    >>> apply_setting(content, "schedule.steps=20")
+    >>> content
+    {'schedule': {'steps': 20}}
+    """
+    key, equals, text = setting.partition("=")
+    if not equals or not key:
+        raise InputError(
+            f"--set {setting} does not have the form key=value", fix="write it as a.b=c"
+        )
+    try:
+        value = parse_yaml(text)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or first_line(error)
+        raise InputError(f"--set {setting}: this is not valid YAML: {problem}") from error
+    _set_value(content, key, value, setting)
+
+
+def anchor_paths(recipe: Recipe, base: Path) -> Recipe:
+    """Make paths that exist beside the recipe absolute; leave other paths and hub names alone."""
+
+    def resolve(path: str | None) -> str | None:
+        if path is None:
+            return None
+        found = base / Path(path).expanduser()
+        return str(found.resolve()) if found.exists() else path
+
+    model = recipe.model.model_copy(update={"start": resolve(recipe.model.start)})
+    tokenizer = recipe.tokenizer.model_copy(update={"path": resolve(recipe.tokenizer.path)})
+    objectives = [
+        settings.model_copy(update={"teacher": resolve(settings.teacher)})
+        if isinstance(settings, DistillationSettings)
+        else settings
+        for settings in recipe.objectives
+    ]
+    update = {"model": model, "tokenizer": tokenizer, "objectives": objectives}
+    if recipe.probe is not None:
+        update["probe"] = anchor_probe(recipe.probe, base)
+    return recipe.model_copy(update=update)
+
+
+def anchor_probe(probe: ProbeSection, base: Path) -> ProbeSection:
+    """Make files and patterns of a probe that exist beside the recipe absolute."""
+
+    def resolve(path: str) -> str:
+        expanded = os.path.expanduser(path)
+        beside = str(base.resolve() / expanded)
+        return beside if glob_language(beside) else expanded
+
+    test: str | dict[str, str]
+    if isinstance(probe.test, str):
+        test = resolve(probe.test)
+    else:
+        test = {name: resolve(path) for name, path in probe.test.items()}
+    return probe.model_copy(update={"train": resolve(probe.train), "test": test})
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML safely: `1e-4` is a number, a repeated key is an error.
+
+    Every problem is raised as a YAMLError.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)  # a subclass of SafeLoader
+    except ValueError as error:  # raised for invalid dates
+        raise yaml.YAMLError(first_line(error)) from error
+
+
+def describe_error(error: ValidationError, content: Any, schema: type[BaseModel]) -> str:
+    """Return a line about the first wrong key of a recipe, with a suggestion where one is near."""
+    first = error.errors()[0]
+    location = first["loc"]
+    key = ".".join(map(str, _key_path(first, content)))
+    if first["type"] == "extra_forbidden":
+        return f"{key}: unknown key" + suggest(str(location[-1]), _known_keys(location, schema))
+    if first["type"] == "missing":
+        return f"{key}: this key is required"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":  # from a check of several keys together
+        return f"{key}: {message}" if key else message
+    return f"{key}: {message}, got {reprlib.repr(first.get('input'))}"
+
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people write it: 1e-4 is a number, although YAML 1.1 wants 1.0e-4.
+    """YAML 1.2 in two respects: `1e-4` is a number (YAML 1.1 wants 1.0e-4), keys are unique.
 
-    A key that comes twice is an error, as YAML has it: otherwise all of the first would be lost.
+    PyYAML itself would silently use the last of two sections with the same key.
     """
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -32,7 +206,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name = (key.tag, str(key.value))
             if name in seen:
-                problem = f"the key {key.value} comes twice"
+                problem = f"the key {key.value} occurs twice"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(name)
         return node
@@ -45,63 +219,64 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse_yaml(text: str) -> Any:
-    """Read a recipe or a value of one; whatever is wrong with it is a YAMLError."""
-    try:
-        return yaml.load(text, Loader=_Loader)  # _Loader is a safe one
-    except ValueError as error:  # of what looks like a date, and is none
-        raise yaml.YAMLError(first_line(error)) from error
+def _set_value(content: dict[str, Any], key: str, value: Any, setting: str) -> None:
+    """Set the value of a dotted key, and create sections on the way."""
+
+    def index(entries: list[Any], part: str) -> int:
+        if not part.isdecimal() or int(part) >= len(entries):
+            raise InputError(
+                f"--set {setting}: {part!r} is not one of the {len(entries)} entries",
+                fix="entries are numbered from 0",
+            )
+        return int(part)
+
+    *path, last = key.split(".")
+    parent: Any = content
+    for part in path:
+        if isinstance(parent, list):
+            parent = parent[index(parent, part)]
+        elif isinstance(parent, dict):
+            if parent.get(part) is None:
+                parent[part] = {}
+            parent = parent[part]
+        else:
+            raise InputError(f"--set {setting}: there is no section above {part!r}")
+    if isinstance(parent, list):
+        parent[index(parent, last)] = value
+    elif isinstance(parent, dict):
+        parent[last] = value
+    else:
+        raise InputError(f"--set {setting}: {path[-1]} is a value, not a section")
 
 
-def describe_error(error: ValidationError, content: Any, schema: type[BaseModel]) -> str:
-    """Say what is wrong with a recipe's first bad key, and what may have been meant."""
-    first = error.errors()[0]
-    loc = first["loc"]
-    key = ".".join(map(str, _place_of(first, content)))
-    if first["type"] == "extra_forbidden":
-        return f"{key}: unknown key" + suggest(str(loc[-1]), _known_keys(loc, schema))
-    if first["type"] == "missing":
-        return f"{key}: this key is required"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":  # found by looking at several keys together
-        return f"{key}: {message}" if key else message
-    return f"{key}: {message}, got {reprlib.repr(first.get('input'))}"
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Name the known key that a misspelt one resembles, as the end of a message."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _place_of(first: ErrorDetails, content: Any) -> list[int | str]:
-    """Keep the keys of an error's place; pydantic also names the branches of unions there."""
-    place: list[int | str] = []
-    for part in first["loc"]:
+def _key_path(error: ErrorDetails, content: Any) -> list[int | str]:
+    """Return the keys in an error's location; pydantic also puts the branches of unions there."""
+    keys: list[int | str] = []
+    for part in error["loc"]:
         is_key = isinstance(content, dict) and part in content
         is_index = isinstance(content, list) and isinstance(part, int)
         if is_key or is_index:
-            place.append(part)
+            keys.append(part)
             content = content[part]
-    return [*place, first["loc"][-1]] if first["type"] == "missing" else place
+    return [*keys, error["loc"][-1]] if error["type"] == "missing" else keys
 
 
 def _known_keys(location: Sequence[int | str], schema: type[BaseModel]) -> list[str]:
-    """List the keys allowed where an unknown one was found."""
-    kinds: list[Any] = [schema]
+    """Return the keys that are allowed where an unknown one was found."""
+    sections: list[Any] = [schema]
     for part in location[:-1]:
-        named = [kind for kind in kinds if kind.model_fields.get("kind") and part == _tag(kind)]
-        below = [kind.model_fields[part].annotation for kind in kinds if part in kind.model_fields]
-        kinds = named or [kind for one in below for kind in _sections_in(one)] or kinds
-    return sorted({key for kind in kinds for key in kind.model_fields})
-
-
-def _tag(kind: type[BaseModel]) -> Any:
-    return kind.model_fields["kind"].default
+        tagged = [
+            section
+            for section in sections
+            if "kind" in section.model_fields and section.model_fields["kind"].default == part
+        ]
+        below = [s.model_fields[part].annotation for s in sections if part in s.model_fields]
+        sections = tagged or [s for each in below for s in _sections_in(each)] or sections
+    return sorted({key for section in sections for key in section.model_fields})
 
 
 def _sections_in(annotation: Any) -> list[type[BaseModel]]:
-    """Find the sections in a type such as list[A | B]."""
+    """Return the sections in a type such as list[A | B]."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [kind for part in get_args(annotation) for kind in _sections_in(part)]
+    return [section for part in get_args(annotation) for section in _sections_in(part)]

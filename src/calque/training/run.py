@@ -1,11 +1,12 @@
-"""The parts of one run: recipe, text, encoder, objectives, engine, and how far it has come.
+"""The state of a training run: everything that changes from step to step, saved and restored.
 
-A run's state on disk: gathered from all processes, put back, and the finished model.
+There is no saved random state: every batch, mask and dropout is drawn from the recipe's seed and
+the number of the micro-batch, so a resumed run repeats exactly what an uninterrupted one draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,20 +23,22 @@ from calque.errors import InputError
 from calque.io.files import write_atomically
 from calque.io.outputs import write_folder
 from calque.objectives import build_objective
-from calque.objectives.base import Marks
-from calque.tokens.streams import BatchStream, Place, load_batches, seed_of
+from calque.tokens.sampling import derive_seed
+from calque.tokens.streams import BatchStream, StreamPosition, load_batches
+from calque.tokens.tokenizer import SpecialTokens
 from calque.training import checkpoints
-from calque.training.checkpoints import WeightAverage, flatten_optimizer, restore_optimizer
+from calque.training.checkpoints import WeightAverage
 from calque.training.data import open_stream
-from calque.training.start import build_encoder, make_accelerator, open_text
-from calque.training.step import (
-    TrainStep,
-    Watch,
+from calque.training.optimizer import (
     build_optimizer,
-    find_trained,
+    flatten_optimizer,
     freeze,
-    name_objectives,
+    restore_optimizer,
+    trainable_parameters,
 )
+from calque.training.sources import open_text
+from calque.training.start import build_accelerator, build_encoder
+from calque.training.step import TrainStep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,23 +47,43 @@ if TYPE_CHECKING:
     from calque.tokens.ragged import Ragged
     from calque.training.recipe import Recipe
 
-    Loaders = list[Iterator[tuple[Place, Any]]]
+    Loaders = list[Iterator[tuple[StreamPosition, Any]]]
+
+# Prefixes of the weights of `TrainStep`.
+ENCODER = "encoder.model."
+OBJECTIVES = "objectives."
+# What a resumed run must share with the original run, and what to do if it does not.
+IDENTITY_FIXES = {
+    "recipe": "resume with the recipe.yaml in the run's folder, or train into another folder",
+    "text": "pass the text of that run with --prepared",
+    "micro-batches a step": "set engine.accumulation so that, times the number of processes, it "
+    "is the same as before",
+}
 
 
 class Run:
-    """One run of one recipe.
+    """One run of one recipe, from the first step to the finished model.
 
-    `module` computes a step, and `wrapped` is the same spread over the processes.
+    Attributes:
+        module: The encoder and the objectives, which compute a step together.
+        wrapped: The same module, distributed over the processes.
+        optimizer: AdamW with its moments; the learning rate is a function of `step`.
+        average: The exponential moving average of the weights, if the recipe asks for one.
+        step: Number of finished optimizer steps.
+        positions: Position in the training stream of every objective.
+        n_new_tokens: Tokens that this process has trained on since metrics were last logged.
+        best_score: Score of the current weights if it is the best so far and not saved yet.
     """
 
     def __init__(self, recipe: Recipe, text: Path, folder: Path) -> None:
         prepared, tokenizer = open_text(text)
+        special_tokens = SpecialTokens.of(tokenizer)
         self.recipe, self.folder = recipe, folder
         self.encoder = build_encoder(recipe, tokenizer)
-        self.accelerator = make_accelerator(recipe, self.encoder)
+        self.accelerator = build_accelerator(recipe, self.encoder)
         objectives = self._build_objectives()
-        self.names = name_objectives(objectives)
         self.module = TrainStep(self.encoder, objectives).train()
+        self.names = self.module.names
         if recipe.freeze_steps is None:
             freeze(self.module, recipe.freeze)
         self.module.to(self.accelerator.device)
@@ -70,263 +93,268 @@ class Run:
                 prepared,
                 text,
                 recipe.data,
-                Marks.of(tokenizer),
-                seed=seed_of(recipe.seed, number),
-                fixed_shape=self.compiles,
+                special_tokens,
+                seed=derive_seed(recipe.seed, number),
+                fixed_shape=self.is_compiled,
             )
             for number, objective in enumerate(objectives)
         ]
         for objective, pair in zip(objectives, self.streams, strict=True):
             objective.start(self.encoder, pair.languages)
-            objective.fit(self.encoder, Marks.of(tokenizer), _read_examples(pair.training))
-        self.judges = self._choose_judges()
+            objective.fit(self.encoder, special_tokens, _read_examples(pair.training))
+        self.best_by = self._check_best_by()
         self.text = [[*corpus.languages, *corpus.n_tokens] for corpus in prepared]
         self.average = WeightAverage(recipe)
-        self.faults = self._find_faults(objectives)
+        self.warnings = self._find_warnings()
         self.wrapped, self.optimizer = self.accelerator.prepare(
             self.module, build_optimizer(self.module, recipe.optimizer)
         )
-        self.step, self.places = 0, [Place() for _ in objectives]
-        self.hold()
-        self.watch = Watch(self.accelerator)
+        self.step, self.positions = 0, [StreamPosition() for _ in objectives]
+        self.n_new_tokens = 0
         self.best_score: float | None = None
+        self.apply_freeze()
 
     @property
     def objectives(self) -> list[Objective]:
-        """Give the objectives in the recipe's order."""
+        """The objectives in the recipe's order."""
         return [cast("Objective", objective) for objective in self.module.objectives]
 
-    def hold(self) -> None:
-        """Freeze what is frozen for a time, or let it go when that is over.
-
-        It is part of the optimizer and of what processes share from the beginning.
-        """
-        if self.recipe.freeze_steps is None:
-            return
-        freeze(self.module, self.recipe.freeze, free=self.step >= self.recipe.freeze_steps)
-        find_trained(self.module)
-        if self.compiles and self.step == self.recipe.freeze_steps:
-            torch.compiler.reset()  # PyTorch 2.11 would go on without gradients of what was frozen
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps of the recipe are finished."""
+        return self.step == self.recipe.schedule.steps
 
     @property
     def on_cpu(self) -> bool:
-        """Whether there is no GPU to wait for."""
+        """Whether training runs on the CPU."""
         return bool(self.accelerator.device.type == "cpu")
 
     @property
-    def compiles(self) -> bool:
-        """Whether steps are compiled: on a GPU unless the recipe says otherwise."""
-        wish = self.recipe.engine.compile
-        return not self.on_cpu if wish == "auto" else wish
-
-    def compile_step(self) -> None:
-        """Make steps fast where `compiles` says so; the first ones then take a minute."""
-        if self.compiles:
-            # FSDP gathers a layer's weights when that layer is called, so its layers stay whole.
-            self.encoder.fuses = not self.accelerator.is_fsdp2 and self.encoder.can_fuse
-            self.module.compile_objectives()
+    def is_compiled(self) -> bool:
+        """Whether steps are compiled: by default on a GPU."""
+        setting = self.recipe.engine.compile
+        return not self.on_cpu if setting == "auto" else setting
 
     @property
-    def n_micro(self) -> int:
-        """Count the micro-batches of a step, those of all processes together."""
+    def n_micro_batches(self) -> int:
+        """Number of micro-batches per step, over all processes."""
         return self.recipe.engine.accumulation * int(self.accelerator.num_processes)
 
     @cached_property
     def validation_batches(self) -> list[list[Any]]:
-        """Batches of all objectives, None for one without text; none at all if none has any."""
+        """Validation batches of all objectives (None where one has no text), the same every time.
+
+        The list is empty if no objective has validation text.
+        """
         streams = [pair.validation for pair in self.streams]
-        walks = [stream and stream.walk(Place(), lambda number: True) for stream in streams]
+        start = StreamPosition()
+        walks = [stream and stream.walk(start, lambda number: True) for stream in streams]
         n_batches = self.recipe.checkpoints.validation_batches if any(walks) else 0
         return [[walk and next(walk)[1] for walk in walks] for _ in range(n_batches)]
 
-    def identity(self) -> dict[str, Any]:
-        """Give what a resumed run must share with the run it resumes, each with its name."""
-        return {
-            "recipe": self.recipe.fingerprint(),
-            "text": self.text,
-            "micro-batches a step": self.n_micro,
-        }
+    def compile_step(self) -> None:
+        """Compile the objectives if `is_compiled`; the first steps then take about a minute."""
+        if self.is_compiled:
+            # FSDP gathers the weights of a layer when that layer is called, so layers stay whole.
+            self.encoder.use_fused_layers = not self.accelerator.is_fsdp2 and self.encoder.can_fuse
+            self.module.compile_objectives()
 
-    def _build_objectives(self) -> list[Objective]:
-        """Make the objectives, with weights drawn from the recipe's seed where they have some."""
-        objectives = [build_objective(settings) for settings in self.recipe.objectives]
-        for number, objective in enumerate(objectives):
-            generator = torch.Generator().manual_seed(seed_of(self.recipe.seed, number, 0))
-            objective.add_weights(self.encoder.hidden_size, generator)
-        return objectives
+    def apply_freeze(self) -> None:
+        """Freeze or unfreeze the weights that are frozen for the first `freeze_steps` steps.
 
-    def _choose_judges(self) -> list[str]:
-        """Name the objectives whose validation losses decide which weights are best."""
-        judges = self.recipe.checkpoints.best_by or self.names
-        unknown = sorted(set(judges) - set(self.names))
-        if unknown:
-            raise InputError(
-                f"checkpoints.best_by: no objective is called {unknown[0]}",
-                fix=f"choose from {', '.join(self.names)}",
-            )
-        with_text = [n for n, pair in zip(self.names, self.streams, strict=True) if pair.validation]
-        if self.recipe.checkpoints.final == "best" and not set(judges) & set(with_text):
-            raise InputError(
-                "checkpoints.final=best, but no text is kept for validation",
-                fix="raise data.validation_examples, give more text, or take the last",
-            )
-        return judges
+        They belong to the optimizer, and to what processes share, from the beginning.
+        """
+        if self.recipe.freeze_steps is None:
+            return
+        freeze(self.module, self.recipe.freeze, undo=self.step >= self.recipe.freeze_steps)
+        trainable_parameters(self.module)
+        if self.is_compiled and self.step == self.recipe.freeze_steps:
+            # PyTorch 2.11 would continue without gradients of the weights that were frozen.
+            torch.compiler.reset()
 
-    def _find_faults(self, objectives: Sequence[Objective]) -> list[str]:
-        """Let each objective look at its first examples; a run that goes on has been told."""
-        if checkpoints.find_latest(self.folder) is not None:
-            return []
-        marks = Marks.of(self.encoder.tokenizer)
-        found = [
-            objective.find_fault(self.encoder, marks, _read_examples(pair.training))
-            for objective, pair in zip(objectives, self.streams, strict=True)
-        ]
-        return [f"{name}: {fault}" for name, fault in zip(self.names, found, strict=True) if fault]
-
-    def _open_loaders(self) -> Loaders:
-        """Open every stream at its place; this process gets its share of the batches."""
+    def open_loaders(self) -> Loaders:
+        """Open every training stream at its position; this process gets its share of batches."""
         workers = self.recipe.engine.workers
         return [
             load_batches(
                 pair.training,
-                place=place,
+                position=position,
                 rank=self.accelerator.process_index,
                 n_ranks=self.accelerator.num_processes,
                 n_workers=(0 if self.on_cpu else 2) if workers == "auto" else workers,
                 pin_memory=not self.on_cpu,
             )
-            for pair, place in zip(self.streams, self.places, strict=True)
+            for pair, position in zip(self.streams, self.positions, strict=True)
         ]
+
+    def take_new_tokens(self) -> int:
+        """Return the number of tokens since the last call."""
+        taken, self.n_new_tokens = self.n_new_tokens, 0
+        return taken
+
+    def create_folder(self) -> None:
+        """Create the run's folder with its recipe, on the main process, when all are ready."""
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            checkpoints.forget_lost_best(self.folder)
+            with write_atomically(self.folder / "recipe.yaml") as stream:
+                stream.write(self.recipe.to_yaml())
+
+    def save(self) -> None:
+        """Write a checkpoint; all processes gather the state, and the main one writes it."""
+        tensors, scalars = flatten_optimizer(self.wrapped, self.optimizer)
+        tensors |= self.average.tensors()
+        encoder, objectives = self.gather_weights()
+        record = self._identity() | self._gather_progress()
+        if self.accelerator.is_main_process:
+            checkpoints.write_checkpoint(
+                self.folder,
+                self.step,
+                lambda folder: self.encoder.save(folder, state=encoder),
+                tensors | objectives,
+                scalars | record,
+                self.recipe.checkpoints.keep,
+                self.average.pinned(self.folder),
+            )
+            if self.best_score is not None:
+                checkpoints.mark_best(self.folder, self.step, self.best_score)
+        self.best_score = None
+        self.accelerator.wait_for_everyone()
+
+    def restore(self) -> None:
+        """Restore the newest checkpoint: weights, optimizer, averages and stream positions."""
+        folder = checkpoints.list_checkpoints(self.folder)[-1]
+        tensors, scalars = checkpoints.read_training_state(folder)
+        for name, value in self._identity().items():
+            if scalars.get(name, value) != value:
+                problem = f"the checkpoint was written with another value of: {name}"
+                raise InputError(problem, file=folder, fix=IDENTITY_FIXES[name])
+        objectives = {name: value for name, value in tensors.items() if name.startswith(OBJECTIVES)}
+        self.load_weights(checkpoints.average_weights([folder]), objectives)
+        self.step = scalars["step"]
+        self.apply_freeze()
+        restore_optimizer(self.wrapped, self.optimizer, tensors, scalars)
+        self.average.restore(tensors, self.encoder)
+        self.positions = [StreamPosition(**place) for place in scalars["places"]]
+        if self.accelerator.is_main_process:
+            self.n_new_tokens = scalars.get("tokens", 0)
+
+    def finish(self) -> Path:
+        """Write the finished model with the last, the best or the averaged weights."""
+        self.accelerator.wait_for_everyone()
+        settings = self.recipe.checkpoints
+        best = checkpoints.read_best(self.folder)
+        if settings.final == "best" and best is not None:
+            folder = checkpoints.folder_of(self.folder, best[0])
+            self.load_weights(checkpoints.average_weights([folder]))
+        elif self.recipe.average.kind != "none":
+            self.load_weights(self.average.result(self.folder))
+        state, _ = self.gather_weights()
+
+        def write(folder: Path) -> None:
+            dtype: torch.dtype = getattr(torch, settings.dtype)
+            self.encoder.publish(folder, state=state, dtype=dtype)
+            for objective in self.objectives:
+                objective.save_files(self.encoder, folder)
+
+        model = self.folder / "model"
+        if self.accelerator.is_main_process:
+            write_folder(model, write)
+        self.accelerator.wait_for_everyone()
+        return model
+
+    def gather_weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the encoder's weights by their Hugging Face names, and those of the objectives.
+
+        Where weights are sharded, every process must take part, and the main one gets them.
+        """
+        if self.accelerator.is_fsdp2:
+            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            weights: dict[str, Any] = dict(get_model_state_dict(self.wrapped, options=options))
+        else:
+            weights = dict(self.module.state_dict())
+        tied = set(getattr(self.encoder.model, "all_tied_weights_keys", None) or ())
+        encoder = {
+            name.removeprefix(ENCODER): value
+            for name, value in weights.items()
+            if name.startswith(ENCODER) and name.removeprefix(ENCODER) not in tied
+        }
+        return encoder, {name: v for name, v in weights.items() if name.startswith(OBJECTIVES)}
+
+    def load_weights(
+        self, encoder: dict[str, Tensor], objectives: dict[str, Tensor] | None = None
+    ) -> None:
+        """Load weights into the model, sharded or not."""
+        named: dict[str, Any] = {ENCODER + name: value for name, value in encoder.items()}
+        named |= objectives or {}
+        options = StateDictOptions(full_state_dict=True, strict=False)
+        set_model_state_dict(self.wrapped, named, options=options)
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a resumed run must share with the original run."""
+        return {
+            "recipe": self.recipe.fingerprint(),
+            "text": self.text,
+            "micro-batches a step": self.n_micro_batches,
+        }
+
+    def _gather_progress(self) -> dict[str, Any]:
+        """Return the stream positions after the last batch of any process, and all new tokens."""
+        places = [position.to_dict() for position in self.positions]
+        everyone: list[dict[str, Any]] = gather_object(
+            [{"places": places, "tokens": self.n_new_tokens}]
+        )
+        streams = zip(*(each["places"] for each in everyone), strict=True)
+        return {
+            "places": [max(places, key=lambda place: place["count"]) for places in streams],
+            "tokens": sum(each["tokens"] for each in everyone),
+        }
+
+    def _build_objectives(self) -> list[Objective]:
+        """Build the objectives, with their own weights drawn from the recipe's seed."""
+        objectives = [build_objective(settings) for settings in self.recipe.objectives]
+        for number, objective in enumerate(objectives):
+            generator = torch.Generator().manual_seed(derive_seed(self.recipe.seed, number, 0))
+            objective.add_weights(self.encoder.hidden_size, generator)
+        return objectives
+
+    def _check_best_by(self) -> list[str]:
+        """Return the names of the objectives whose validation losses decide what is best."""
+        settings = self.recipe.checkpoints
+        chosen = settings.best_by or self.names
+        unknown = sorted(set(chosen) - set(self.names))
+        if unknown:
+            raise InputError(
+                f"checkpoints.best_by: there is no objective {unknown[0]}",
+                fix=f"choose from {', '.join(self.names)}",
+            )
+        with_text = [n for n, pair in zip(self.names, self.streams, strict=True) if pair.validation]
+        if settings.final == "best" and not set(chosen) & set(with_text):
+            raise InputError(
+                "checkpoints.final=best needs validation text, and there is none",
+                fix="raise data.validation_examples, add text, or set checkpoints.final=last",
+            )
+        return chosen
+
+    def _find_warnings(self) -> list[str]:
+        """Return what objectives find wrong with their first examples, before the first step."""
+        if checkpoints.find_latest(self.folder) is not None:
+            return []
+        special_tokens = SpecialTokens.of(self.encoder.tokenizer)
+        found = [
+            objective.find_problem(self.encoder, special_tokens, _read_examples(pair.training))
+            for objective, pair in zip(self.objectives, self.streams, strict=True)
+        ]
+        return [f"{name}: {text}" for name, text in zip(self.names, found, strict=True) if text]
 
 
 def _read_examples(stream: BatchStream[Any]) -> Iterator[tuple[Ragged, ...]]:
-    """Give the examples of a stream's batches as they are before collation."""
-    bare = BatchStream(stream.corpora, stream.plan, lambda sides, generator: sides, stream.seed)
-    bare.numbers = stream.numbers  # those who need languages get their numbers here, too
-    for _, sides in bare.walk(Place(), lambda number: True):
-        assert sides is not None  # all are wanted
+    """Yield the examples of a stream's batches as they are before collation."""
+    uncollated = BatchStream(
+        stream.corpora, stream.limits, lambda sides, generator: sides, stream.seed
+    )
+    uncollated.numbers = stream.numbers  # for objectives that need the languages' numbers
+    for _, sides in uncollated.walk(StreamPosition(), lambda number: True):
+        assert sides is not None  # every batch is wanted
         yield sides
-
-
-HEADS = "objectives."
-ENCODER = "encoder.model."
-FIXES = {
-    "recipe": "resume with the recipe.yaml in the run's folder, or train into another",
-    "text": "give the --prepared text of that run",
-    "micro-batches a step": "set engine.accumulation so that, times the processes, it is as before",
-}
-
-
-def begin_run(run: Run) -> None:
-    """Make the run's folder on the main process, with its recipe, when all are ready."""
-    run.accelerator.wait_for_everyone()
-    if run.accelerator.is_main_process:
-        run.folder.mkdir(parents=True, exist_ok=True)
-        checkpoints.forget_lost_best(run.folder)
-        with write_atomically(run.folder / "recipe.yaml") as stream:
-            stream.write(run.recipe.to_yaml())
-
-
-def save_run(run: Run) -> None:
-    """Write a checkpoint; all processes take part in gathering it, the main one writes."""
-    tensors, scalars = flatten_optimizer(run.wrapped, run.optimizer)
-    tensors |= run.average.tensors()
-    encoder, heads = gather_weights(run)
-    record = run.identity() | gather_progress(run)
-    if run.accelerator.is_main_process:
-        checkpoints.write_checkpoint(
-            run.folder,
-            run.step,
-            lambda folder: run.encoder.save(folder, state=encoder),
-            tensors | heads,
-            scalars | record,
-            run.recipe.checkpoints.keep,
-            run.average.pinned(run.folder),
-        )
-        if run.best_score is not None:
-            checkpoints.mark_best(run.folder, run.step, run.best_score)
-    run.best_score = None
-    run.accelerator.wait_for_everyone()
-
-
-def restore_run(run: Run) -> None:
-    """Go back to the newest checkpoint: weights, moments, averages, places in the streams."""
-    folder = checkpoints.list_checkpoints(run.folder)[-1]
-    tensors, scalars = checkpoints.read_training_state(folder)
-    for name, value in run.identity().items():
-        if scalars.get(name, value) != value:
-            raise InputError(f"this run was made with another {name}", file=folder, fix=FIXES[name])
-    heads = {name: value for name, value in tensors.items() if name.startswith(HEADS)}
-    load_weights(run, checkpoints.average_weights([folder]), heads)
-    run.step = scalars["step"]
-    run.hold()
-    restore_optimizer(run.wrapped, run.optimizer, tensors, scalars)
-    run.average.restore(tensors, run.encoder)
-    run.places = [Place(**place) for place in scalars["places"]]
-    if run.accelerator.is_main_process:
-        run.watch.n_tokens = scalars.get("tokens", 0)
-
-
-def finish_run(run: Run) -> Path:
-    """Write the finished model: the last, the best or the averaged weights."""
-    run.accelerator.wait_for_everyone()
-    settings = run.recipe.checkpoints
-    best = checkpoints.read_best(run.folder)
-    if settings.final == "best" and best is not None:
-        load_weights(run, checkpoints.average_weights([checkpoints.folder_of(run.folder, best[0])]))
-    elif run.recipe.average.kind != "none":
-        load_weights(run, run.average.result(run.folder))
-    state, _ = gather_weights(run)
-    out = run.folder / "model"
-    if run.accelerator.is_main_process:
-        dtype: torch.dtype = getattr(torch, settings.dtype)
-
-        def write(folder: Path) -> None:
-            run.encoder.publish(folder, state=state, dtype=dtype)
-            for objective in run.objectives:
-                objective.save_beside(run.encoder, folder)
-
-        write_folder(out, write)
-    run.accelerator.wait_for_everyone()
-    return out
-
-
-def gather_progress(run: Run) -> dict[str, Any]:
-    """Say where a resumed run begins: after the last batch that any process has taken."""
-    mine = {"places": [place.to_dict() for place in run.places], "tokens": run.watch.n_tokens}
-    everyone: list[dict[str, Any]] = gather_object([mine])
-    streams = zip(*(one["places"] for one in everyone), strict=True)
-    return {
-        "places": [max(places, key=lambda place: place["count"]) for places in streams],
-        "tokens": sum(one["tokens"] for one in everyone),
-    }
-
-
-def gather_weights(run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Collect the encoder's weights under Hugging Face's names, and those of the objectives.
-
-    Where weights are sharded, every process must take part, and the main one gets them.
-    """
-    if run.accelerator.is_fsdp2:
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        whole: dict[str, Any] = dict(get_model_state_dict(run.wrapped, options=options))
-    else:
-        whole = dict(run.module.state_dict())
-    tied = set(getattr(run.encoder.model, "all_tied_weights_keys", None) or ())
-    named = {
-        name.removeprefix(ENCODER): value
-        for name, value in whole.items()
-        if name.startswith(ENCODER)
-    }
-    encoder = {name: value for name, value in named.items() if name not in tied}
-    return encoder, {name: value for name, value in whole.items() if name.startswith(HEADS)}
-
-
-def load_weights(
-    run: Run, encoder: dict[str, Tensor], heads: dict[str, Tensor] | None = None
-) -> None:
-    """Put saved weights into the model, sharded or not."""
-    named: dict[str, Any] = {ENCODER + name: value for name, value in encoder.items()}
-    named |= heads or {}
-    options = StateDictOptions(full_state_dict=True, strict=False)
-    set_model_state_dict(run.wrapped, named, options=options)
