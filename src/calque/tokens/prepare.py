@@ -1,13 +1,9 @@
-"""Words and their vectors on the way into training: read in blocks, without what is no word.
+"""From text files to tokenized corpora on disk: read, clean, encode in parallel, store.
 
-From text files to tokenised corpora on disk: read, clean, encode in parallel, store.
-
-A prepared folder holds one sub-folder a corpus (`sideK.ids.npy`, `sideK.offsets.npy`,
-`corpus.json`), the tokenizer, and `prepared.json`, which lists the corpora. Bitext with links
-has three stores more (`words0`, `words1`, `links`), words with vectors have `vectors.npy`. Memory
-stays constant: text streams through in blocks.
-
-Choosing the text a tokenizer is trained on, so that small languages have a say.
+A prepared folder has a subfolder per corpus (`sideK.ids.npy`, `sideK.offsets.npy`, `corpus.json`),
+the tokenizer, and `prepared.json`, which lists the corpora. Bitext with links has three more stores
+(`words0`, `words1`, `links`); words with vectors have `vectors.npy`. Text is processed in blocks,
+so that memory use is constant.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import os
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -46,92 +42,14 @@ from calque.tokens.sampling import language_probabilities
 from calque.tokens.store import VECTORS, write_store, write_vector_store
 from calque.tokens.tokenizer import disable_truncation_and_padding, train_tokenizer
 from calque.tokens.words import WordEncoder, build_sentence_encoder
-from calque.types import SentencePair
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from transformers import PreTrainedTokenizerFast
 
+    from calque.types import Progress
+
     Matrix = npt.NDArray[np.float32]
-    Flags = npt.NDArray[np.bool_]
-
-
-def read_vector_blocks(
-    path: PathLike, max_words: int | None = None, size: int = 1024
-) -> Iterator[VectorBlock]:
-    """Read the first words of a file with their vectors, `size` or a few more of them at a time."""
-    rest = max_words
-    for block in _join(iterate_vectors(path), size):
-        if rest is not None:
-            block = VectorBlock(block.words[:rest], block.matrix[:rest])
-            rest -= len(block.words)
-        yield block
-        if rest == 0:
-            return
-
-
-def _join(blocks: Iterable[VectorBlock], size: int) -> Iterator[VectorBlock]:
-    """Put small blocks together."""
-    words: list[str] = []
-    parts: list[Matrix] = []
-    for block in blocks:
-        words += block.words
-        parts.append(block.matrix)
-        if len(words) >= size:
-            yield VectorBlock(words, np.concatenate(parts))
-            words, parts = [], []
-    if words:
-        yield VectorBlock(words, np.concatenate(parts))
-
-
-@dataclass(slots=True)
-class WordFilter:
-    """Drops words that an encoder could not tell from others, and counts them.
-
-    They have no subwords, or the tokenizer knows them only by a special token: characters that
-    are unknown to it, or fastText's `</s>`. Of equal words the first stays. A vector of zeros, as
-    some programs give to words they know nothing of, teaches nothing: its word goes, too.
-    """
-
-    special: npt.NDArray[np.int64]
-    report: CleaningReport
-    seen: set[str] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, tokenizer: Path, report: CleaningReport) -> WordFilter:
-        """Read the special tokens off `tokenizer.json`."""
-        added = json.loads(tokenizer.read_text(encoding="utf-8"))["added_tokens"]
-        special = [int(token["id"]) for token in added if token["special"]]
-        return cls(np.array(special, dtype=np.int64), report)
-
-    def select(self, block: VectorBlock, pieces: Ragged) -> tuple[Ragged, Matrix]:
-        """Keep the subwords and the vectors of words worth keeping."""
-        n_words = len(block.words)
-        owners = np.repeat(np.arange(n_words), pieces.lengths)
-        n_special = np.bincount(owners[np.isin(pieces.ids, self.special)], minlength=n_words)
-        is_new = np.fromiter(map(self._note, block.words), np.bool_, n_words)
-        self.report.n_read += n_words
-        keep = np.ones(n_words, dtype=np.bool_)
-        for reason, is_unfit in (
-            ("no subwords", pieces.lengths == 0),
-            ("unknown to the tokenizer", n_special > 0),
-            ("duplicate", ~is_new),
-            ("a vector of zeros", ~block.matrix.any(axis=1)),
-        ):
-            dropped = np.flatnonzero(keep & is_unfit)
-            drops = ((block.words[row],) for row in dropped.tolist())
-            self.report.note_drops(reason, len(dropped), drops)
-            keep &= ~is_unfit
-        kept = np.flatnonzero(keep)
-        self.report.n_kept += len(kept)
-        return reorder(pieces, kept), block.matrix[kept]
-
-    def _note(self, word: str) -> bool:
-        """Tell whether a word is new, and remember it."""
-        n_before = len(self.seen)
-        self.seen.add(word)
-        return len(self.seen) > n_before
-
 
 BLOCK = 4096
 INDEX, CORPUS = "prepared.json", "corpus.json"
@@ -142,22 +60,24 @@ Encode: TypeAlias = Callable[[Iterator[list[Example]], Work], Iterator[list[Ragg
 
 @dataclass(frozen=True, slots=True)
 class TextSource:
-    """One corpus before preparation: its files, its language or pair of languages."""
+    """One corpus before preparation: its files and its language or pair of languages.
+
+    `links` is a file of word links, one line per pair. With `vectors` the file has words with their
+    vectors, of which the first `max_words` are used.
+    """
 
     paths: tuple[Path, ...]
     languages: tuple[str, ...]
     keep_tags: tuple[str, ...] | None = None
     exclude_tags: tuple[str, ...] = ()
     weight: float = 1.0
-    # Word links of a bitext, a line for each pair.
     links: Path | None = None
-    # Whether the file holds words with their vectors, and how many of the first are wanted.
     vectors: bool = False
     max_words: int | None = None
 
     @property
     def name(self) -> str:
-        """Name the corpus by its languages, tags and paths, so that no two share a folder."""
+        """Return a name by languages, tags and paths, so that no two corpora share a folder."""
         key: tuple[Any, ...] = (self.paths, self.keep_tags, self.exclude_tags)
         if self.links is not None:
             key = (*key, self.links)
@@ -169,7 +89,10 @@ class TextSource:
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """What `corpus.json` says of a tokenised corpus."""
+    """The description of a tokenized corpus in `corpus.json`.
+
+    `dimensions` is the size of the vectors of a corpus of words, and 0 for text.
+    """
 
     name: str
     languages: tuple[str, ...]
@@ -179,44 +102,43 @@ class PreparedCorpus:
     fingerprint: str
     cleaning: dict[str, Any] = field(default_factory=dict)
     linked: bool = False
-    # Of the vectors that the words have; 0 for text.
     dimensions: int = 0
 
 
 class HeldOutPairs:
-    """Sentence pairs that must stay out of training; counts how many it kept out.
+    """Sentence pairs that must not be used for training; counts the examples that were dropped.
 
-    Texts are compared as cleaning leaves them, whether or not the rules tidy them.
+    Texts are compared after normalization, even if the cleaning rules do not normalize.
     """
 
     def __init__(self, pairs: Iterable[Example] = ()) -> None:
-        self.keys = {_tidy(pair) for pair in pairs}
-        self._unspaced = set(map(_remove_spaces, self.keys))
+        self.keys = {_normalize(pair) for pair in pairs}
+        self._unspaced_keys = set(map(_remove_spaces, self.keys))
         self.n_dropped = 0
 
     def digest(self) -> bytes:
-        """Give bytes that change with what is held out; none if nothing is."""
+        """Return bytes that identify the held-out pairs; none if there are no pairs."""
         return repr(sorted(self.keys)).encode() if self.keys else b""
 
     def filter(self, examples: Iterable[Example]) -> Iterator[Example]:
-        """Pass on the examples that are not held out, in either direction.
+        """Yield the examples that are not held out, in either direction.
 
-        With links come sentences split into words: spaces do not count there.
+        Spaces are ignored in examples with links, whose sentences are split into words.
         """
         for example in examples:
-            if self.keys and self._holds(example):
+            if self.keys and self._contains(example):
                 self.n_dropped += 1
             else:
                 yield example
 
-    def _holds(self, example: Example) -> bool:
-        tidy, keys = _tidy(example[:2]), self.keys
+    def _contains(self, example: Example) -> bool:
+        key, keys = _normalize(example[:2]), self.keys
         if len(example) > 2:
-            tidy, keys = _remove_spaces(tidy), self._unspaced
-        return tidy in keys or tidy[::-1] in keys
+            key, keys = _remove_spaces(key), self._unspaced_keys
+        return key in keys or key[::-1] in keys
 
 
-def _tidy(example: Example) -> Example:
+def _normalize(example: Example) -> Example:
     return tuple(map(normalize_text, example))
 
 
@@ -225,34 +147,204 @@ def _remove_spaces(example: Example) -> Example:
 
 
 def read_held_out_pairs(path: Path | None) -> HeldOutPairs:
-    """Read the pairs to keep out of training: a TSV whose last two columns are the sentences."""
+    """Read pairs to exclude from training: a TSV file whose last two columns are the sentences."""
     if path is None:
         return HeldOutPairs()
     return HeldOutPairs(tuple(line.split("\t")[-2:]) for line in read_lines(path))
 
 
-def read_clean(
-    source: TextSource, rules: CleaningRules, report: CleaningReport
-) -> Iterator[Example]:
-    """Stream a source's cleaned examples: one string each for text, two for bitext."""
-    if len(source.languages) == 1:
-        for path in source.paths:
-            sentences = read_sentences(path)
-            for sentence in clean_sentences(sentences, rules, report, source.languages[0]):
-                yield (sentence,)
-        return
-    pairs: Iterator[SentencePair] = read_bitext(
-        source.paths, keep_tags=source.keep_tags, exclude_tags=source.exclude_tags
-    )
-    languages = (source.languages[0], source.languages[1])
-    for pair in clean_pairs(pairs, rules, report, languages):
-        yield pair.src, pair.tgt
+def prepare_corpora(
+    sources: Sequence[TextSource],
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    *,
+    rules: CleaningRules,
+    held_out: HeldOutPairs | None = None,
+    n_workers: int = 1,
+    progress: Progress | None = None,
+) -> list[PreparedCorpus]:
+    """Tokenize every source into the folder; up-to-date corpora in the folder are kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / INDEX).unlink(missing_ok=True)  # written again when all corpora are complete
+    held_out = held_out or HeldOutPairs()
+    tokenizer.save_pretrained(folder / "tokenizer")
+    stamp = hashlib.sha256((folder / "tokenizer" / "tokenizer.json").read_bytes())
+    stamp.update(repr(rules).encode() + held_out.digest())
+    prepared = []
+    with _start_encoder(folder / "tokenizer", n_workers) as encode:
+        for source in sources:
+            fingerprint = _fingerprint(source, stamp.hexdigest())
+            corpus = _find_prepared(folder / source.name, fingerprint, source.weight)
+            if corpus is None:
+                writer = _CorpusWriter(source, folder, len(tokenizer), encode, progress)
+                corpus = writer.write(fingerprint, rules, held_out)
+            prepared.append(corpus)
+    _write_json(folder / INDEX, {"corpora": [corpus.name for corpus in prepared]})
+    return prepared
+
+
+def is_prepared(folder: Path) -> bool:
+    """Return whether a folder has all its corpora."""
+    return (folder / INDEX).exists()
+
+
+def open_prepared(folder: Path) -> list[PreparedCorpus]:
+    """Return the corpora of a prepared folder."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        return [_read_corpus(folder / name) for name in index["corpora"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"this is not a folder of prepared text: {error}",
+            file=folder,
+            fix="run `calque prepare`",
+        ) from error
+
+
+def _fingerprint(source: TextSource, stamp: str) -> str:
+    """Identify a corpus by the sizes and times of its files, its filters and its tokenizer."""
+    paths = source.paths if source.links is None else (*source.paths, source.links)
+    files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.exists()]
+    key = repr((files, source.languages, source.keep_tags, source.exclude_tags, stamp))
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def _find_prepared(folder: Path, fingerprint: str, weight: float) -> PreparedCorpus | None:
+    """Return a corpus that was prepared before, with the new weight."""
+    if not (folder / CORPUS).exists():
+        return None
+    corpus = _read_corpus(folder)
+    if corpus.fingerprint != fingerprint:
+        return None
+    if corpus.weight != weight:
+        corpus = replace(corpus, weight=weight)
+        _write_json(folder / CORPUS, asdict(corpus))
+    return corpus
+
+
+def _read_corpus(folder: Path) -> PreparedCorpus:
+    content = json.loads((folder / CORPUS).read_text(encoding="utf-8"))
+    content["languages"] = tuple(content["languages"])
+    content["n_tokens"] = tuple(content["n_tokens"])
+    return PreparedCorpus(**content)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with write_atomically(path) as stream:
+        json.dump(content, stream, indent=1, ensure_ascii=False)
+        stream.write("\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _CorpusWriter:
+    """Writes the stores of one source and their description."""
+
+    source: TextSource
+    prepared_folder: Path
+    vocab_size: int
+    encode: Encode
+    progress: Progress | None
+
+    @property
+    def folder(self) -> Path:
+        return self.prepared_folder / self.source.name
+
+    def write(
+        self, fingerprint: str, rules: CleaningRules, held_out: HeldOutPairs
+    ) -> PreparedCorpus:
+        """Write all files of the corpus; `corpus.json` comes last and confirms the others."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / CORPUS).unlink(missing_ok=True)
+        remove_partial_files(self.folder)
+        stored = self._write_vectors() if self.source.vectors else self._write_text(rules, held_out)
+        corpus = PreparedCorpus(
+            name=self.source.name,
+            languages=self.source.languages,
+            weight=self.source.weight,
+            fingerprint=fingerprint,
+            linked=self.source.links is not None,
+            **stored,
+        )
+        _write_json(self.folder / CORPUS, asdict(corpus))
+        return corpus
+
+    def _write_text(self, rules: CleaningRules, held_out: HeldOutPairs) -> dict[str, Any]:
+        """Write the cleaned text and return its counts."""
+        report, n_held_out = CleaningReport(), held_out.n_dropped
+        examples = held_out.filter(_read_examples(self.source, rules, report))
+        n_sides, links = len(self.source.languages), self.source.links
+        n_examples, n_tokens = 0, [0] * n_sides
+        sizes = {f"side{side}": self.vocab_size for side in range(n_sides)}
+        work: Work = _encode_block
+        if links is not None:
+            sizes |= STORES
+            work = partial(_encode_linked_block, links)
+        with ExitStack() as stack:
+            appends = [
+                stack.enter_context(write_store(self.folder / name, size))
+                for name, size in sizes.items()
+            ]
+            for arrays in self.encode(_split_blocks(examples), work):
+                for append, ragged in zip(appends, arrays, strict=True):
+                    append(ragged)
+                for side in range(n_sides):
+                    n_tokens[side] += len(arrays[side].ids)
+                n_examples += len(arrays[0].lengths)
+                self._report(n_examples)
+        return {
+            "n_examples": n_examples,
+            "n_tokens": tuple(n_tokens),
+            "cleaning": report.to_dict() | {"held_out": held_out.n_dropped - n_held_out},
+        }
+
+    def _write_vectors(self) -> dict[str, Any]:
+        """Write words, each encoded as a sentence of its own, with their vectors."""
+        report, path = CleaningReport(), self.source.paths[0]
+        words = WordFilter.of(self.prepared_folder / "tokenizer" / "tokenizer.json", report)
+        blocks = read_vector_blocks(path, self.source.max_words)
+        first = next(blocks, None)
+        if first is None:
+            raise InputError("the file has no words", file=path, fix="use other vectors")
+        width, n_tokens = first.matrix.shape[1], 0
+        waiting = deque([first])  # blocks whose words are being encoded
+
+        def take_words() -> Iterator[list[Example]]:
+            yield [(word,) for word in first.words]
+            for block in blocks:
+                waiting.append(block)
+                yield [(word,) for word in block.words]
+
+        with (
+            write_store(self.folder / "side0", self.vocab_size) as append_words,
+            write_vector_store(self.folder / VECTORS, width) as append_vectors,
+        ):
+            for (pieces,) in self.encode(take_words(), _encode_block):
+                kept, vectors = words.select(waiting.popleft(), pieces)
+                append_words(kept)
+                append_vectors(vectors)
+                n_tokens += len(kept.ids)
+                self._report(report.n_kept)
+        return {
+            "n_examples": report.n_kept,
+            "n_tokens": (n_tokens,),
+            "cleaning": report.to_dict() | {"held_out": 0},
+            "dimensions": width,
+        }
+
+    def _report(self, n_examples: int) -> None:
+        if self.progress is not None:
+            self.progress(f"preparing {self.source.name}", n_examples, None)
+
+
+def _split_blocks(examples: Iterator[Example]) -> Iterator[list[Example]]:
+    while block := list(islice(examples, BLOCK)):
+        yield block
 
 
 def _read_examples(
     source: TextSource, rules: CleaningRules, report: CleaningReport
 ) -> Iterator[Example]:
-    """Stream a source's cleaned examples, with their links where it has some."""
+    """Yield a source's cleaned examples, with links if it has any."""
     if source.links is None:
         return read_clean(source, rules, report)
     return read_linked(
@@ -266,104 +358,47 @@ def _read_examples(
     )
 
 
-def prepare_corpora(
-    sources: Sequence[TextSource],
-    tokenizer: PreTrainedTokenizerFast,
-    folder: Path,
-    *,
-    rules: CleaningRules,
-    hold_out: HeldOutPairs | None = None,
-    n_workers: int = 1,
-    on_progress: Callable[[str, int], None] = lambda name, n_examples: None,
-) -> list[PreparedCorpus]:
-    """Tokenise every source into the folder; corpora that are there already are kept.
-
-    `on_progress` is told the corpus and how many examples it has so far.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / INDEX).unlink(missing_ok=True)  # it returns when all corpora are there
-    hold_out = hold_out or HeldOutPairs()
-    tokenizer.save_pretrained(folder / "tokenizer")
-    stamp = hashlib.sha256((folder / "tokenizer" / "tokenizer.json").read_bytes())
-    stamp.update(repr(rules).encode() + hold_out.digest())
-    prepared = []
-    with _Encoders(folder / "tokenizer", n_workers) as encode:
-        for source in sources:
-            fingerprint = _fingerprint(source, stamp.hexdigest())
-            corpus = _read_prepared(folder / source.name, fingerprint, source.weight)
-            if corpus is None:
-                job = _Job(source, folder / source.name, fingerprint, len(tokenizer))
-                corpus = _prepare(job, encode, rules, hold_out, on_progress)
-            prepared.append(corpus)
-    _write_json(folder / INDEX, {"corpora": [corpus.name for corpus in prepared]})
-    return prepared
+def read_clean(
+    source: TextSource, rules: CleaningRules, report: CleaningReport
+) -> Iterator[Example]:
+    """Yield a source's cleaned examples: one string per sentence, two per pair."""
+    if len(source.languages) == 1:
+        for path in source.paths:
+            sentences = read_sentences(path)
+            for sentence in clean_sentences(sentences, rules, report, source.languages[0]):
+                yield (sentence,)
+        return
+    pairs = read_bitext(source.paths, keep_tags=source.keep_tags, exclude_tags=source.exclude_tags)
+    languages = (source.languages[0], source.languages[1])
+    for pair in clean_pairs(pairs, rules, report, languages):
+        yield pair.src, pair.tgt
 
 
-def is_prepared(folder: Path) -> bool:
-    """Tell whether all corpora of a folder are there."""
-    return (folder / INDEX).exists()
+@contextmanager
+def _start_encoder(tokenizer: Path, n_workers: int) -> Iterator[Encode]:
+    """Yield a function that maps blocks in processes with the tokenizer, or in this process."""
+    if n_workers <= 1:
+        _load_worker(tokenizer)
+        try:
+            yield lambda blocks, work: map(work, blocks)
+        finally:
+            _WORKER.clear()
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(n_workers, _start_worker, (tokenizer,)) as pool:
+        yield lambda blocks, work: _map_in_order(pool, blocks, work, 4 * n_workers)
 
 
-def open_prepared(folder: Path) -> list[PreparedCorpus]:
-    """List the corpora of a prepared folder."""
-    try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        return [_load_corpus(folder / name) for name in index["corpora"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"not a folder of prepared text: {error}", file=folder, fix="run `calque prepare`"
-        ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    source: TextSource
-    folder: Path
-    fingerprint: str
-    vocab_size: int
-
-    def stores(self) -> dict[str, int]:
-        """Name the stores to write, each with how many different numbers it may hold."""
-        sides = {f"side{side}": self.vocab_size for side in range(len(self.source.languages))}
-        return sides if self.source.links is None else sides | STORES
-
-    def work(self) -> Work:
-        """Give what is done to each block of examples."""
-        links = self.source.links
-        return _encode_block if links is None else partial(_encode_linked_block, links)
-
-
-class _Encoders:
-    """A pool of processes that each hold the tokenizer; one worker means this process."""
-
-    def __init__(self, tokenizer: Path, n_workers: int) -> None:
-        self._tokenizer, self._n_workers = tokenizer, n_workers
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Encode:
-        if self._n_workers <= 1:
-            _load_worker(self._tokenizer)
-            return lambda blocks, work: map(work, blocks)
-        context = multiprocessing.get_context("spawn")
-        pool = context.Pool(self._n_workers, _start_worker, (self._tokenizer,))
-        self._stack.enter_context(pool)
-        return lambda blocks, work: _bounded_map(pool, blocks, work, 4 * self._n_workers)
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-        _WORKER.clear()
-
-
-def _bounded_map(
-    pool: Any, blocks: Iterator[list[Example]], work: Work, ahead: int
+def _map_in_order(
+    pool: Any, blocks: Iterator[list[Example]], work: Work, max_pending: int
 ) -> Iterator[list[Ragged]]:
-    """Map in order with at most `ahead` blocks under way: a fast reader must not fill memory."""
-    waiting: list[Any] = []
+    """Map in order with a limited number of pending blocks, so that reading cannot fill memory."""
+    pending: deque[Any] = deque()
     for block in blocks:
-        waiting.append(pool.apply_async(work, (block,)))
-        if len(waiting) >= ahead:
-            yield waiting.pop(0).get()
-    for result in waiting:
+        pending.append(pool.apply_async(work, (block,)))
+        if len(pending) >= max_pending:
+            yield pending.popleft().get()
+    for result in pending:
         yield result.get()
 
 
@@ -371,198 +406,151 @@ _WORKER: dict[str, Any] = {}
 
 
 def _start_worker(tokenizer: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the main process ends them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends its workers on Ctrl-C
     _load_worker(tokenizer)
 
 
 def _load_worker(tokenizer: Path) -> None:
-    from tokenizers import Tokenizer  # its file alone: transformers takes seconds to import
+    from tokenizers import Tokenizer  # not from transformers, which takes seconds to import
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    engine = disable_truncation_and_padding(Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
-    _WORKER["encode"] = build_sentence_encoder(engine)
-    # All that is asked of the tokenizer is its engine.
-    _WORKER["words"] = WordEncoder(SimpleNamespace(backend_tokenizer=engine))  # type: ignore[arg-type]
+    backend = disable_truncation_and_padding(Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
+    _WORKER["encode"] = build_sentence_encoder(backend)
+    # WordEncoder uses only the backend of a tokenizer.
+    _WORKER["words"] = WordEncoder(SimpleNamespace(backend_tokenizer=backend))  # type: ignore[arg-type]
 
 
 def _encode_block(block: list[Example]) -> list[Ragged]:
-    """Encode a block of examples, side by side."""
+    """Encode the sides of a block of examples."""
     return [_WORKER["encode"](sentences) for sentences in zip(*block, strict=True)]
 
 
 def _encode_linked_block(links: Path, block: list[Example]) -> list[Ragged]:
-    """Encode a block of pairs with links: sides, subwords of their words, links."""
+    """Encode a block of pairs with links: sides, subword counts of their words, links."""
     return encode_linked(_WORKER["words"], [(src, tgt, line) for src, tgt, line in block], links)
 
 
-def _prepare(
-    job: _Job,
-    encode: Encode,
-    rules: CleaningRules,
-    hold_out: HeldOutPairs,
-    on_progress: Callable[[str, int], None],
-) -> PreparedCorpus:
-    job.folder.mkdir(parents=True, exist_ok=True)
-    (job.folder / CORPUS).unlink(missing_ok=True)  # it must not vouch for other stores than its own
-    remove_partial_files(job.folder)
-    if job.source.vectors:
-        corpus = _store_vectors(job, encode, on_progress)
-    else:
-        corpus = _store_text(job, encode, rules, hold_out, on_progress)
-    _write_json(job.folder / CORPUS, asdict(corpus))
-    return corpus
+def read_vector_blocks(
+    path: PathLike, max_words: int | None = None, size: int = 1024
+) -> Iterator[VectorBlock]:
+    """Yield the first words of a file with their vectors in blocks of at least `size` words."""
+    words: list[str] = []
+    parts: list[Matrix] = []
+    n_left = max_words
+    for block in iterate_vectors(path):
+        taken = block.words[:n_left]
+        words += taken
+        parts.append(block.matrix[:n_left])
+        if n_left is not None:
+            n_left -= len(taken)
+        if len(words) >= size or n_left == 0:
+            yield VectorBlock(words, np.concatenate(parts))
+            words, parts = [], []
+        if n_left == 0:
+            return
+    if words:
+        yield VectorBlock(words, np.concatenate(parts))
 
 
-def _store_text(
-    job: _Job,
-    encode: Encode,
-    rules: CleaningRules,
-    hold_out: HeldOutPairs,
-    on_progress: Callable[[str, int], None],
-) -> PreparedCorpus:
-    """Write what of the text is worth keeping."""
-    report, n_held_out = CleaningReport(), hold_out.n_dropped
-    examples = hold_out.filter(_read_examples(job.source, rules, report))
-    n_examples, n_tokens = 0, [0] * len(job.source.languages)
-    with ExitStack() as stack:
-        appends = [
-            stack.enter_context(write_store(job.folder / name, largest))
-            for name, largest in job.stores().items()
-        ]
-        for arrays in encode(_blocks(examples), job.work()):
-            for append, ragged in zip(appends, arrays, strict=True):
-                append(ragged)
-            for side in range(len(n_tokens)):
-                n_tokens[side] += len(arrays[side].ids)
-            n_examples += len(arrays[0].lengths)
-            on_progress(job.source.name, n_examples)
-    return PreparedCorpus(
-        job.source.name,
-        job.source.languages,
-        job.source.weight,
-        n_examples,
-        tuple(n_tokens),
-        job.fingerprint,
-        report.to_dict() | {"held_out": hold_out.n_dropped - n_held_out},
-        job.source.links is not None,
-    )
+@dataclass(slots=True)
+class WordFilter:
+    """Drops words that an encoder cannot distinguish from others, and counts them.
 
+    These are words without subwords, and words with a special token, such as unknown characters or
+    fastText's `</s>`. Of equal words the first is kept. Words whose vector is zero, which some
+    programs give to words without data, are dropped, too.
+    """
 
-def _store_vectors(
-    job: _Job, encode: Encode, on_progress: Callable[[str, int], None]
-) -> PreparedCorpus:
-    """Write words, each encoded as a sentence of its own, and their vectors."""
-    report = CleaningReport()
-    chosen = WordFilter.of(job.folder.parent / "tokenizer" / "tokenizer.json", report)
-    blocks = read_vector_blocks(job.source.paths[0], job.source.max_words)
-    first = next(blocks, None)
-    if first is None:
-        raise InputError("holds no words", file=job.source.paths[0], fix="give other vectors")
-    width, n_tokens = first.matrix.shape[1], 0
-    waiting = deque([first])  # blocks whose words are being encoded
+    special_ids: npt.NDArray[np.int64]
+    report: CleaningReport
+    seen: set[str] = field(default_factory=set)
 
-    def take_words() -> Iterator[list[Example]]:
-        yield [(word,) for word in first.words]
-        for block in blocks:
-            waiting.append(block)
-            yield [(word,) for word in block.words]
+    @classmethod
+    def of(cls, tokenizer: Path, report: CleaningReport) -> WordFilter:
+        """Read the special tokens from `tokenizer.json`."""
+        added = json.loads(tokenizer.read_text(encoding="utf-8"))["added_tokens"]
+        special = [int(token["id"]) for token in added if token["special"]]
+        return cls(np.array(special, dtype=np.int64), report)
 
-    with (
-        write_store(job.folder / "side0", job.vocab_size) as append_words,
-        write_vector_store(job.folder / VECTORS, width) as append_vectors,
-    ):
-        for (pieces,) in encode(take_words(), _encode_block):
-            words, vectors = chosen.select(waiting.popleft(), pieces)
-            append_words(words)
-            append_vectors(vectors)
-            n_tokens += len(words.ids)
-            on_progress(job.source.name, report.n_kept)
-    return PreparedCorpus(
-        job.source.name,
-        job.source.languages,
-        job.source.weight,
-        report.n_kept,
-        (n_tokens,),
-        job.fingerprint,
-        report.to_dict() | {"held_out": 0},
-        dimensions=width,
-    )
+    def select(self, block: VectorBlock, pieces: Ragged) -> tuple[Ragged, Matrix]:
+        """Return the subwords and the vectors of the words to keep."""
+        n_words = len(block.words)
+        owners = np.repeat(np.arange(n_words), pieces.lengths)
+        n_special = np.bincount(owners[np.isin(pieces.ids, self.special_ids)], minlength=n_words)
+        is_new = np.fromiter(map(self._add, block.words), np.bool_, n_words)
+        self.report.n_read += n_words
+        keep = np.ones(n_words, dtype=np.bool_)
+        for reason, is_bad in (
+            ("no subwords", pieces.lengths == 0),
+            ("unknown to the tokenizer", n_special > 0),
+            ("duplicate", ~is_new),
+            ("a vector of zeros", ~block.matrix.any(axis=1)),
+        ):
+            dropped = np.flatnonzero(keep & is_bad)
+            drops = ((block.words[row],) for row in dropped.tolist())
+            self.report.note_drops(reason, len(dropped), drops)
+            keep &= ~is_bad
+        kept = np.flatnonzero(keep)
+        self.report.n_kept += len(kept)
+        return reorder(pieces, kept), block.matrix[kept]
 
-
-def _blocks(examples: Iterator[Example]) -> Iterator[list[Example]]:
-    while block := list(islice(examples, BLOCK)):
-        yield block
-
-
-def _fingerprint(source: TextSource, stamp: str) -> str:
-    """Identify a corpus by its files' sizes and times, its filters and its tokenizer."""
-    paths = source.paths if source.links is None else (*source.paths, source.links)
-    files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.exists()]
-    key = repr((files, source.languages, source.keep_tags, source.exclude_tags, stamp))
-    return hashlib.sha256(key.encode()).hexdigest()[:16]
-
-
-def _read_prepared(folder: Path, fingerprint: str, weight: float) -> PreparedCorpus | None:
-    """Find a corpus made before; only its weight may have changed since."""
-    if not (folder / CORPUS).exists():
-        return None
-    corpus = _load_corpus(folder)
-    if corpus.fingerprint != fingerprint:
-        return None
-    if corpus.weight != weight:
-        corpus = replace(corpus, weight=weight)
-        _write_json(folder / CORPUS, asdict(corpus))
-    return corpus
-
-
-def _load_corpus(folder: Path) -> PreparedCorpus:
-    content = json.loads((folder / CORPUS).read_text(encoding="utf-8"))
-    content["languages"] = tuple(content["languages"])
-    content["n_tokens"] = tuple(content["n_tokens"])
-    return PreparedCorpus(**content)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with write_atomically(path) as stream:
-        json.dump(content, stream, indent=1, ensure_ascii=False)
-        stream.write("\n")
+    def _add(self, word: str) -> bool:
+        """Return whether a word is new, and remember it."""
+        n_before = len(self.seen)
+        self.seen.add(word)
+        return len(self.seen) > n_before
 
 
 def train_tokenizer_on_sources(
     sources: Sequence[TextSource],
     rules: CleaningRules,
-    hold_out: HeldOutPairs,
+    held_out: HeldOutPairs,
     *,
     vocab_size: int,
     n_characters: int,
     alpha: float,
     character_coverage: float,
     seed: int,
+    progress: Progress | None = None,
 ) -> PreTrainedTokenizerFast:
-    """Train a tokenizer on a sample of the sources' text, languages rebalanced by α.
+    """Train a tokenizer on a sample of the sources' text, with languages rebalanced by α.
 
-    Two passes: the first counts characters by language, the second draws sentences.
+    The text is read twice: to count characters per language, and to draw sentences.
     """
     counts: Counter[str] = Counter()
-    for language, sentence in _sentences(sources, rules, hold_out):
+    for language, sentence in _read_text(
+        sources, rules, held_out, "counting characters for the tokenizer", progress
+    ):
         counts[language] += len(sentence)
     shares = language_probabilities(counts, alpha)
     rates = {name: min(1.0, n_characters * shares[name] / counts[name]) for name in shares}
     generator = np.random.default_rng(seed)
     sample = {
         sentence
-        for language, sentence in _sentences(sources, rules, hold_out)
+        for language, sentence in _read_text(
+            sources, rules, held_out, "drawing sentences for the tokenizer", progress
+        )
         if generator.random() < rates[language]
     }
+    if progress is not None:
+        progress("training the tokenizer", 0, None)
     return train_tokenizer(sorted(sample), vocab_size, character_coverage=character_coverage)
 
 
-def _sentences(
-    sources: Sequence[TextSource], rules: CleaningRules, hold_out: HeldOutPairs
+def _read_text(
+    sources: Sequence[TextSource],
+    rules: CleaningRules,
+    held_out: HeldOutPairs,
+    stage: str,
+    progress: Progress | None,
 ) -> Iterator[tuple[str, str]]:
-    """Stream every side of every source of text with its language."""
+    """Yield the language and the text of every side of all sources of text."""
+    n_examples = 0
     for source in sources:
         if source.vectors:
             continue
-        for example in hold_out.filter(read_clean(source, rules, CleaningReport())):
+        for example in held_out.filter(read_clean(source, rules, CleaningReport())):
             yield from zip(source.languages, example, strict=True)
+            n_examples += 1
+            if progress is not None and n_examples % BLOCK == 0:
+                progress(stage, n_examples, None)

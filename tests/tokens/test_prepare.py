@@ -1,7 +1,8 @@
-"""Preparation: what is stored, what is reused, what is held out, and what a kill leaves."""
+"""Preparation of text: what is stored, reused and held out, also after a kill."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import subprocess
@@ -15,17 +16,21 @@ import pytest
 
 from calque.errors import InputError
 from calque.io.cleaning import CleaningReport, CleaningRules
+from calque.io.word_vectors import VectorBlock
 from calque.tokens import prepare as preparation
 from calque.tokens.prepare import (
     HeldOutPairs,
     PreparedCorpus,
     TextSource,
+    WordFilter,
     open_prepared,
     prepare_corpora,
     read_clean,
     read_held_out_pairs,
+    read_vector_blocks,
     train_tokenizer_on_sources,
 )
+from calque.tokens.ragged import Ragged
 from calque.tokens.store import TokenStore, VectorStore
 from calque.tokens.tokenizer import encode_sentences
 
@@ -36,15 +41,15 @@ RULES = CleaningRules()
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from calque.text import preparation
+from calque.tokens import prepare as preparation
 from calque.io.cleaning import CleaningRules
 
 class Saved(list):  # transformers takes seconds to import
     def save_pretrained(self, folder):
         shutil.copytree(tokenizer, folder)
 
-def die(name, n_examples):
-    if name.startswith("en-ja") and n_examples > 4:
+def die(stage, done, total):
+    if stage.startswith("preparing en-ja") and done > 4:
         os.kill(os.getpid(), signal.SIGKILL)
 
 preparation.BLOCK = 4
@@ -53,7 +58,7 @@ sources = [
     preparation.TextSource((data / f"en-{code}.tsv",), ("en", code)) for code in ("de", "ja")
 ]
 preparation.prepare_corpora(
-    sources, Saved(range(1500)), folder, rules=CleaningRules(), on_progress=die
+    sources, Saved(range(1500)), folder, rules=CleaningRules(), progress=die
 )
 """
 
@@ -69,7 +74,7 @@ def sources(data: Path) -> list[TextSource]:
 
 
 class Preparation:
-    """Prepares into one folder and remembers which corpora were worked on."""
+    """Prepares into one folder and records which corpora were written."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
         self.tokenizer, self.folder = tokenizer, folder
@@ -77,16 +82,16 @@ class Preparation:
     def run(
         self, sources: list[TextSource], **options: Any
     ) -> tuple[list[PreparedCorpus], set[str]]:
-        worked_on = set()
+        written = set()
         corpora = prepare_corpora(
             sources,
             self.tokenizer,
             self.folder,
             rules=options.pop("rules", RULES),
-            on_progress=lambda name, n_examples: worked_on.add(name),
+            progress=lambda stage, done, total: written.add(stage.removeprefix("preparing ")),
             **options,
         )
-        return corpora, worked_on
+        return corpora, written
 
 
 @pytest.fixture
@@ -104,12 +109,12 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(stored)}
 
 
-def test_stores_hold_the_cleaned_text(
+def test_stores_contain_the_cleaned_text(
     preparation_: Preparation, sources: list[TextSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "BLOCK", 7)  # several blocks a corpus
-    corpora, worked_on = preparation_.run(sources)
-    assert worked_on == {source.name for source in sources}
+    monkeypatch.setattr(preparation, "BLOCK", 7)  # several blocks per corpus
+    corpora, written = preparation_.run(sources)
+    assert written == {source.name for source in sources}
     for source, corpus in zip(sources, corpora, strict=True):
         report = CleaningReport()
         examples = list(read_clean(source, RULES, report))
@@ -156,17 +161,17 @@ def test_worker_processes_store_the_same(
     assert files_of(many.folder) == files_of(preparation_.folder)
 
 
-def test_a_second_run_reuses_what_is_there(
+def test_a_second_run_reuses_the_corpora(
     preparation_: Preparation, sources: list[TextSource]
 ) -> None:
     first, _ = preparation_.run(sources)
     before = {p: p.stat().st_mtime_ns for p in preparation_.folder.rglob("*.npy")}
-    again, worked_on = preparation_.run(sources)
-    assert (again, worked_on) == (first, set())
+    again, written = preparation_.run(sources)
+    assert (again, written) == (first, set())
     assert {p: p.stat().st_mtime_ns for p in preparation_.folder.rglob("*.npy")} == before
 
 
-def test_a_change_is_noticed(
+def test_changes_are_noticed(
     preparation_: Preparation, sources: list[TextSource], tmp_path: Path
 ) -> None:
     moved = tmp_path / "en-de.tsv"
@@ -176,32 +181,32 @@ def test_a_change_is_noticed(
     preparation_.run(mine)
     with moved.open("a", encoding="utf-8") as stream:
         stream.write("A new line.\tEine neue Zeile.\n")
-    corpora, worked_on = preparation_.run(mine)
-    assert worked_on == {names[0]}
+    corpora, written = preparation_.run(mine)
+    assert written == {names[0]}
     longer = corpora[0].n_examples
     rules = CleaningRules(max_chars=40)
-    corpora, worked_on = preparation_.run(mine, rules=rules)
-    assert worked_on == set(names)
+    corpora, written = preparation_.run(mine, rules=rules)
+    assert written == set(names)
     assert corpora[0].n_examples < longer
     preparation_.run(mine)
-    hold_out = HeldOutPairs([("A new line.", "Eine neue Zeile.")])
-    corpora, worked_on = preparation_.run(mine, hold_out=hold_out)
-    assert worked_on == set(names)
+    held_out = HeldOutPairs([("A new line.", "Eine neue Zeile.")])
+    corpora, written = preparation_.run(mine, held_out=held_out)
+    assert written == set(names)
     assert corpora[0].n_examples == longer - 1
 
 
-def test_a_new_weight_needs_no_new_tokens(
+def test_a_new_weight_changes_only_the_description(
     preparation_: Preparation, sources: list[TextSource]
 ) -> None:
     preparation_.run(sources)
     heavier = [replace(sources[0], weight=3.0), sources[1]]
-    corpora, worked_on = preparation_.run(heavier)
-    assert worked_on == set()
+    corpora, written = preparation_.run(heavier)
+    assert written == set()
     assert [corpus.weight for corpus in corpora] == [3.0, 1.0]
     assert open_prepared(preparation_.folder) == corpora
 
 
-def test_held_out_pairs_stay_out_in_either_direction(
+def test_held_out_pairs_are_dropped_in_either_direction(
     preparation_: Preparation, sources: list[TextSource], tmp_path: Path
 ) -> None:
     pairs = [list(read_clean(source, RULES, CleaningReport())) for source in sources]
@@ -213,8 +218,8 @@ def test_held_out_pairs_stay_out_in_either_direction(
         f"{a}\tsomething else",
     ]
     (tmp_path / "held.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    hold_out = read_held_out_pairs(tmp_path / "held.tsv")
-    corpora, _ = preparation_.run(sources, hold_out=hold_out)
+    held_out = read_held_out_pairs(tmp_path / "held.tsv")
+    corpora, _ = preparation_.run(sources, held_out=held_out)
     assert [corpus.cleaning["held_out"] for corpus in corpora] == [2, 1]
     for corpus, examples, n_held_out in zip(corpora, pairs, (2, 1), strict=True):
         assert corpus.n_examples == len(examples) - n_held_out
@@ -224,12 +229,14 @@ def test_held_out_pairs_stay_out_in_either_direction(
     assert read_held_out_pairs(None).keys == set()
 
 
-def test_untidy_text_is_held_out_too(preparation_: Preparation, tmp_path: Path) -> None:
+def test_held_out_pairs_are_compared_after_normalization(
+    preparation_: Preparation, tmp_path: Path
+) -> None:
     (tmp_path / "en-fr.tsv").write_text("A  cafe\u0301!\tUn café !\nYes!\tOui !\n", "utf-8")
     source = TextSource((tmp_path / "en-fr.tsv",), ("en", "fr"))
     rules = CleaningRules(normalize=False)
-    hold_out = HeldOutPairs([("A café!", "Un cafe\u0301 !")])
-    (corpus,), _ = preparation_.run([source], rules=rules, hold_out=hold_out)
+    held_out = HeldOutPairs([("A café!", "Un cafe\u0301 !")])
+    (corpus,), _ = preparation_.run([source], rules=rules, held_out=held_out)
     assert (corpus.n_examples, corpus.cleaning["held_out"]) == (1, 1)
 
 
@@ -249,21 +256,21 @@ def test_a_kill_leaves_no_half_written_store(
     with pytest.raises(InputError, match="not a folder of prepared text"):
         open_prepared(folder)
     again = Preparation(tiny_tokenizer, folder)
-    corpora, worked_on = again.run(sources)
-    assert worked_on == {sources[1].name}  # the first was whole, and is kept
+    corpora, written = again.run(sources)
+    assert written == {sources[1].name}  # the first was complete and is kept
     clean = Preparation(tiny_tokenizer, tmp_path / "clean")
     assert clean.run(sources)[0] == corpora
     assert files_of(folder) == files_of(clean.folder)
 
 
 @pytest.mark.parametrize("n_written", [0, 1])
-def test_an_interrupted_change_does_not_pass_for_the_old_text(
+def test_an_interrupted_change_is_not_taken_for_the_old_text(
     n_written: int,
     preparation_: Preparation,
     sources: list[TextSource],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first corpus has its new stores; its description is still to come, or has come."""
+    """The first corpus has its new stores; its description is missing or already written."""
     whole, _ = preparation_.run(sources)
     write = preparation._write_json
 
@@ -278,15 +285,17 @@ def test_an_interrupted_change_does_not_pass_for_the_old_text(
             preparation_.run(sources, rules=CleaningRules(max_chars=40))
     with pytest.raises(InputError, match="not a folder of prepared text"):
         open_prepared(preparation_.folder)
-    again, worked_on = preparation_.run(sources)
+    again, written = preparation_.run(sources)
     assert again == whole
-    assert worked_on == {sources[0].name}
+    assert written == {sources[0].name}
     assert (
         len(TokenStore.open(preparation_.folder / whole[0].name / "side0")) == whole[0].n_examples
     )
 
 
-def test_bad_text_stops_and_leaves_nothing(preparation_: Preparation, tmp_path: Path) -> None:
+def test_invalid_text_raises_and_leaves_no_stores(
+    preparation_: Preparation, tmp_path: Path
+) -> None:
     (tmp_path / "en-de.tsv").write_bytes(b"Hello!\tHallo!\n" * 3 + b"Yes!\t\xff\xfe\n")
     source = TextSource((tmp_path / "en-de.tsv",), ("en", "de"))
     with pytest.raises(InputError, match="line 4: invalid UTF-8"):
@@ -297,9 +306,7 @@ def test_bad_text_stops_and_leaves_nothing(preparation_: Preparation, tmp_path: 
         preparation_.run([missing])
 
 
-def test_a_corpus_of_nothing_is_stored_as_nothing(
-    preparation_: Preparation, tmp_path: Path
-) -> None:
+def test_an_empty_corpus(preparation_: Preparation, tmp_path: Path) -> None:
     (tmp_path / "de.txt").write_text("\n\n", "utf-8")
     (corpus,), _ = preparation_.run([TextSource((tmp_path / "de.txt",), ("de",))])
     assert (corpus.n_examples, corpus.n_tokens) == (0, (0,))
@@ -307,7 +314,7 @@ def test_a_corpus_of_nothing_is_stored_as_nothing(
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"corpora": ["en-de.12345678"]}'])
-def test_no_prepared_folder(tmp_path: Path, content: str | None) -> None:
+def test_an_invalid_prepared_folder_raises(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "prepared.json").write_text(content, "utf-8")
     with pytest.raises(InputError, match="not a folder of prepared text") as caught:
@@ -315,10 +322,10 @@ def test_no_prepared_folder(tmp_path: Path, content: str | None) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_tokenizer_is_trained_on_all_languages_but_not_on_what_is_held_out(
+def test_a_tokenizer_is_trained_on_all_languages_without_held_out_text(
     tmp_path: Path,
 ) -> None:
-    """A hundred times the English, yet the small language has a say with α = 0."""
+    """With α = 0 a small language counts as much as English."""
     (tmp_path / "en.txt").write_text("".join(f"one {k} two\n" for k in "abcdefghij" * 9), "utf-8")
     (tmp_path / "ru.txt").write_text("да да\nнет\nЖ\n", "utf-8")
     sources = [TextSource((tmp_path / f"{code}.txt",), (code,)) for code in ("en", "ru")]
@@ -337,6 +344,30 @@ def test_a_tokenizer_is_trained_on_all_languages_but_not_on_what_is_held_out(
     assert "Ж" not in known
 
 
+def test_progress_of_tokenizer_training(
+    sources: list[TextSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "BLOCK", 10)
+    calls: list[tuple[str, int, int | None]] = []
+    train_tokenizer_on_sources(
+        sources,
+        RULES,
+        HeldOutPairs(),
+        vocab_size=400,
+        n_characters=1000,
+        alpha=0.5,
+        character_coverage=0.9,
+        seed=0,
+        progress=lambda *call: calls.append(call),
+    )
+    assert list(dict.fromkeys(stage for stage, _, _ in calls)) == [
+        "counting characters for the tokenizer",
+        "drawing sentences for the tokenizer",
+        "training the tokenizer",
+    ]
+    assert [done for _, done, _ in calls[:3]] == [10, 20, 30]
+
+
 # Bitext with links
 
 
@@ -348,7 +379,7 @@ def write_linked(tmp_path: Path, links: str = "0-0 1-1\n0-1:0.5\n\n0-0\n") -> Te
     return TextSource((tmp_path / "en-de.text",), ("en", "de"), links=tmp_path / "en-de.links")
 
 
-def test_links_are_stored_beside_their_pairs(
+def test_links_are_stored_with_their_pairs(
     preparation_: Preparation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preparation, "BLOCK", 2)
@@ -369,21 +400,21 @@ def test_links_are_stored_beside_their_pairs(
     assert open_prepared(preparation_.folder) == [corpus]
 
 
-def test_other_links_are_read_again_and_other_folders_stay_readable(
+def test_changed_links_are_read_again_and_old_folders_can_be_read(
     preparation_: Preparation, tmp_path: Path
 ) -> None:
     source = write_linked(tmp_path)
     plain = replace(source, links=None)
     assert source.name != plain.name
-    (corpus, other), worked_on = preparation_.run([source, plain])
-    assert worked_on == {source.name, plain.name}
+    (corpus, other), written = preparation_.run([source, plain])
+    assert written == {source.name, plain.name}
     assert not other.linked
     assert preparation_.run([source, plain])[1] == set()
     write_linked(tmp_path, links="0-0\n\n\n\n")
-    (again, _), worked_on = preparation_.run([source, plain])
-    assert source.name in worked_on
+    (again, _), written = preparation_.run([source, plain])
+    assert source.name in written
     assert again.fingerprint != corpus.fingerprint
-    # A folder from before there were links says nothing of them.
+    # Older folders have no such key.
     file = preparation_.folder / plain.name / "corpus.json"
     content = json.loads(file.read_text("utf-8"))
     del content["linked"]
@@ -391,11 +422,11 @@ def test_other_links_are_read_again_and_other_folders_stay_readable(
     assert [corpus.linked for corpus in open_prepared(preparation_.folder)] == [True, False]
 
 
-def test_pairs_held_out_are_known_when_split_into_words(
+def test_held_out_pairs_are_found_when_split_into_words(
     preparation_: Preparation, tmp_path: Path
 ) -> None:
-    hold_out = HeldOutPairs([("Danke sehr!", "Thank you!"), ("Good", "Guten")])
-    (corpus,), _ = preparation_.run([write_linked(tmp_path)], hold_out=hold_out)
+    held_out = HeldOutPairs([("Danke sehr!", "Thank you!"), ("Good", "Guten")])
+    (corpus,), _ = preparation_.run([write_linked(tmp_path)], held_out=held_out)
     assert (corpus.n_examples, corpus.cleaning["held_out"]) == (2, 1)
     links = TokenStore.open(preparation_.folder / corpus.name / "links").gather(np.arange(2))
     assert links.lengths.tolist() == [2, 0]
@@ -403,7 +434,7 @@ def test_pairs_held_out_are_known_when_split_into_words(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_bad_links_are_named_whoever_reads_them(
+def test_invalid_links_are_reported_by_workers_too(
     preparation_: Preparation, tmp_path: Path, n_workers: int
 ) -> None:
     source = write_linked(tmp_path, "0-0\n0-0\n0-7\n0-0\n")
@@ -424,15 +455,15 @@ def write_vectors(tmp_path: Path, words: list[str], shift: float = 0.0) -> TextS
 WORDS = ["der", "Gerücht", "</s>", "wahr", "der", "könnte", "ℵ⍼☃"]
 
 
-def test_vectors_are_stored_beside_their_words(
+def test_vectors_are_stored_with_their_words(
     preparation_: Preparation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_vectors(tmp_path, WORDS)
     read = preparation.read_vector_blocks
     monkeypatch.setattr(preparation, "read_vector_blocks", lambda *args: read(*args, size=1))
     monkeypatch.setattr("calque.io.word_vectors.BLOCK_BYTES", 16)  # several blocks
-    (corpus,), worked_on = preparation_.run([source])
-    assert worked_on == {source.name}
+    (corpus,), written = preparation_.run([source])
+    assert written == {source.name}
     assert (corpus.n_examples, corpus.dimensions, corpus.linked) == (4, 2, False)
     assert corpus.cleaning["dropped"] == {"unknown to the tokenizer": 2, "duplicate": 1}
     assert corpus.cleaning["n_read"] == 7
@@ -445,9 +476,7 @@ def test_vectors_are_stored_beside_their_words(
     assert open_prepared(preparation_.folder) == [corpus]
 
 
-def test_other_vectors_are_read_again_and_the_same_are_not(
-    preparation_: Preparation, tmp_path: Path
-) -> None:
+def test_only_changed_vectors_are_read_again(preparation_: Preparation, tmp_path: Path) -> None:
     source = write_vectors(tmp_path, WORDS)
     shorter = replace(source, max_words=2)
     assert len({source.name, shorter.name, replace(source, vectors=False).name}) == 3
@@ -457,11 +486,11 @@ def test_other_vectors_are_read_again_and_the_same_are_not(
     heavier = [replace(source, weight=2.0), shorter]
     assert preparation_.run(heavier)[1] == set()
     write_vectors(tmp_path, WORDS, shift=0.25)
-    (again, _), worked_on = preparation_.run([source, shorter])
-    assert worked_on == {source.name, shorter.name}
+    (again, _), written = preparation_.run([source, shorter])
+    assert written == {source.name, shorter.name}
     rows = VectorStore.open(preparation_.folder / again.name / "vectors").rows
     assert rows[0].tolist() == [0.25, 0.5]
-    # A folder from before there were vectors says nothing of them.
+    # Older folders have no such key.
     file = preparation_.folder / short.name / "corpus.json"
     content = json.loads(file.read_text("utf-8"))
     del content["dimensions"]
@@ -469,7 +498,9 @@ def test_other_vectors_are_read_again_and_the_same_are_not(
     assert [corpus.dimensions for corpus in open_prepared(preparation_.folder)] == [2, 0]
 
 
-def test_bad_vectors_stop_and_leave_nothing(preparation_: Preparation, tmp_path: Path) -> None:
+def test_invalid_vectors_raise_and_leave_no_stores(
+    preparation_: Preparation, tmp_path: Path
+) -> None:
     (tmp_path / "de.vec").write_text("der 1 2\ndie 1 two\n", "utf-8")
     source = TextSource((tmp_path / "de.vec",), ("de",), vectors=True)
     with pytest.raises(InputError, match=r"de\.vec, line 2"):
@@ -508,3 +539,85 @@ def test_a_tokenizer_is_not_trained_on_vectors(tmp_path: Path) -> None:
         seed=0,
     )
     assert "Ж" not in set("".join(tokenizer.get_vocab()))
+
+
+def write_vec(path: Path, words: list[str], width: int = 2) -> None:
+    """Write a file in which word k has the vector k, k + 0.5, …"""
+    lines = [f"{len(words)} {width}"]
+    lines += [" ".join([w, *(f"{k + j / 2}" for j in range(width))]) for k, w in enumerate(words)]
+    text = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+@pytest.mark.parametrize("name", ["de.vec", "de.vec.gz"])
+@pytest.mark.parametrize("size", [1, 100, 10_000])
+@pytest.mark.parametrize("max_words", [None, 1, 2500, 3000, 9999])
+def test_blocks_contain_the_first_words(
+    tmp_path: Path, name: str, size: int, max_words: int | None
+) -> None:
+    words = [f"w{k}" for k in range(3000)]
+    write_vec(tmp_path / name, words)
+    blocks = list(read_vector_blocks(tmp_path / name, max_words, size))
+    assert [word for block in blocks for word in block.words] == words[:max_words]
+    rows = np.concatenate([block.matrix for block in blocks])
+    n_words = min(3000, max_words or 3000)
+    np.testing.assert_array_equal(rows[:, 0], np.arange(n_words))
+    assert all(len(block.words) >= min(size, n_words) for block in blocks[:-1])
+    assert all(len(block.words) for block in blocks)
+
+
+def test_invalid_lines_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "de.vec").write_text("a 1 2\nb 3 4\nc 5 oops\n")
+    with pytest.raises(InputError, match=r"de\.vec, line 3"):
+        list(read_vector_blocks(tmp_path / "de.vec"))
+    with pytest.raises(InputError, match=r"absent\.vec: no such file"):
+        list(read_vector_blocks(tmp_path / "absent.vec"))
+
+
+@pytest.fixture
+def report() -> CleaningReport:
+    return CleaningReport()
+
+
+@pytest.fixture
+def word_filter(tmp_path: Path, report: CleaningReport) -> WordFilter:
+    """`<s>` and `<unk>` are special, 7 is an ordinary word that was added."""
+    added = [{"id": 0, "special": True}, {"id": 3, "special": True}, {"id": 7, "special": False}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    return WordFilter.of(tmp_path / "tokenizer.json", report)
+
+
+def test_bad_words_are_dropped_and_counted(word_filter: WordFilter, report: CleaningReport) -> None:
+    words = ["das", "</s>", "\u200d", "das", "Haus", "☃a", "added"]
+    pieces = Ragged.of([[10], [0], [], [10], [11, 12], [3, 13], [7]])
+    matrix = np.arange(14, dtype=np.float32).reshape(7, 2)
+    kept, vectors = word_filter.select(VectorBlock(words, matrix), pieces)
+    assert kept.ids.tolist() == [10, 11, 12, 7]
+    assert kept.lengths.tolist() == [1, 2, 1]
+    np.testing.assert_array_equal(vectors, matrix[[0, 4, 6]])
+    assert dict(report.dropped) == {
+        "no subwords": 1,
+        "unknown to the tokenizer": 2,
+        "duplicate": 1,
+    }
+    assert report.examples["unknown to the tokenizer"] == [("</s>",), ("☃a",)]
+    assert (report.n_read, report.n_kept) == (7, 3)
+    # Words of earlier blocks are known.
+    again, vectors = word_filter.select(
+        VectorBlock(["Haus", "neu"], matrix[:2]), Ragged.of([[11, 12], [14]])
+    )
+    assert again.ids.tolist() == [14]
+    np.testing.assert_array_equal(vectors, matrix[1:2])
+    assert (report.n_read, report.n_kept, report.dropped["duplicate"]) == (9, 4, 2)
+
+
+def test_words_with_zero_vectors_are_dropped(
+    word_filter: WordFilter, report: CleaningReport
+) -> None:
+    matrix = np.array([[0, 1], [0, 0], [0, 0], [-1, 1]], dtype=np.float32)
+    pieces = Ragged.of([[10], [11, 12], [], [13]])
+    kept, vectors = word_filter.select(VectorBlock(["a", "b", "c", "d"], matrix), pieces)
+    assert kept.ids.tolist() == [10, 13]
+    np.testing.assert_array_equal(vectors, matrix[[0, 3]])
+    assert dict(report.dropped) == {"no subwords": 1, "a vector of zeros": 1}
+    assert report.examples["a vector of zeros"] == [("b",)]
