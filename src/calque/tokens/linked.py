@@ -1,7 +1,7 @@
-"""Bitext whose words are linked already: read beside its links, cleaned with them, encoded by word.
+"""Bitext with word links: read and cleaned together with its links, and encoded by word.
 
-Words are what white space separates. The links of a pair are a line of Pharaoh's `i-j`, counted
-from 0, or of `i-j:0.5` with a weight. Stored, a link is one number (see `pack_links`).
+Words are separated by white space. The links of a pair are one line in Pharaoh format: `i-j`,
+counted from 0, or `i-j:0.5` with a weight. A stored link is one integer (see `pack_links`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from calque.types import SentencePair
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from calque.tokens.words import EncodedWords, WordEncoder
+    from calque.tokens.words import WordEncoder
 
     IntArray: TypeAlias = npt.NDArray[np.int64]
 
-# A pair, then the number of its line in the file of links, a tab, and its links.
+# Source, target, and "N<tab>LINKS": the line number in the file of links, and the links.
 LinkedExample: TypeAlias = tuple[str, str, str]
 
 WORD_BITS, WEIGHT_BITS = 12, 8
 MAX_WORDS = (1 << WORD_BITS) - 1
 FULL_WEIGHT = (1 << WEIGHT_BITS) - 1
-# What is stored beside the two sides, each with how many different numbers it may hold.
+# The stores besides those of the two sides, with the number of different values in each.
 STORES = {"words0": 1 << 16, "words1": 1 << 16, "links": 1 << 32}
 
 _CELL = r"[0-9]{1,9}+-[0-9]{1,9}+(?::[0-9]++(?:\.[0-9]++)?)?"
@@ -51,21 +51,21 @@ def read_linked(
     keep_tags: Collection[str] | None = None,
     exclude_tags: Collection[str] = (),
 ) -> Iterator[LinkedExample]:
-    """Read the pairs worth keeping with their links, still as text: `number TAB links`.
+    """Yield the cleaned pairs with their links, still as text (see `LinkedExample`).
 
-    Dropped too, and counted, are pairs whose tidied text has another number of words.
+    Pairs whose number of words is changed by normalization are dropped and counted, too.
     """
     chosen = (
         SentencePair(pair.src, pair.tgt, f"{number}\t{line}")
-        for number, pair, line in _read_together(paths, links)
+        for number, pair, line in _read_pairs_and_links(paths, links)
         if (keep_tags is None or pair.tag in keep_tags) and pair.tag not in exclude_tags
     )
-    # Cleaning hands the tag of a pair on untouched: here it carries the links.
-    for pair in clean_pairs(_drop_unfit(chosen, rules, report), rules, report, languages):
+    # Cleaning does not change the tag of a pair, which holds the links here.
+    for pair in clean_pairs(_drop_bad_pairs(chosen, rules, report), rules, report, languages):
         yield pair.src, pair.tgt, pair.tag or ""
 
 
-def _read_together(
+def _read_pairs_and_links(
     paths: Sequence[PathLike], links: PathLike
 ) -> Iterator[tuple[int, SentencePair, str]]:
     pairs, lines = read_bitext(paths), read_lines(links)
@@ -73,21 +73,22 @@ def _read_together(
         if pair is None or line is None:
             n_longer = number + sum(1 for _ in (lines if pair is None else pairs))
             n_pairs, n_lines = (number - 1, n_longer) if pair is None else (n_longer, number - 1)
+            text = display_name(paths[0])
             raise InputError(
-                f"{n_lines} lines of links, but {display_name(paths[0])} has {n_pairs} pairs",
+                f"the file has {n_lines} lines of links, but {text} has {n_pairs} pairs",
                 file=display_name(links),
                 line=number,
-                fix="write a line of links for every pair, an empty one where there are none",
+                fix="write one line of links per pair, an empty line for a pair without links",
             )
         yield number, pair, line
 
 
-def _drop_unfit(
+def _drop_bad_pairs(
     pairs: Iterator[SentencePair], rules: CleaningRules, report: CleaningReport
 ) -> Iterator[SentencePair]:
-    """Drop pairs whose words could not be told by number afterwards."""
+    """Drop pairs whose word numbers could not be stored or would not survive cleaning."""
     for pair in pairs:
-        reason = _find_fault(pair.src, rules) or _find_fault(pair.tgt, rules)
+        reason = _find_problem(pair.src, rules) or _find_problem(pair.tgt, rules)
         if reason is None:
             yield pair
         else:
@@ -95,10 +96,10 @@ def _drop_unfit(
             report.note_drops(reason, 1, [(pair.src, pair.tgt)])
 
 
-def _find_fault(text: str, rules: CleaningRules) -> str | None:
+def _find_problem(text: str, rules: CleaningRules) -> str | None:
     if len(text) > MAX_WORDS and len(text.split()) > MAX_WORDS:
         return "too many words"
-    if text.isprintable() or not rules.normalize:  # tidying then joins and cuts no words
+    if text.isprintable() or not rules.normalize:  # normalization does not change the words
         return None
     changes = len(normalize_text(text).split()) != len(text.split())
     return "words changed by tidying" if changes else None
@@ -107,15 +108,18 @@ def _find_fault(text: str, rules: CleaningRules) -> str | None:
 def encode_linked(
     encoder: WordEncoder, block: Sequence[LinkedExample], file: PathLike
 ) -> list[Ragged]:
-    """Encode pairs: the subwords of both sides, how many each word has, and the links.
+    """Encode pairs: the subwords of both sides, their number per word, and the links.
 
-    `file` is where the links come from.
+    `file` is the file of links, for error messages.
     """
-    srcs, tgts, carriers = zip(*block, strict=True)
+    srcs, tgts, cells = zip(*block, strict=True)
     src, tgt = (encoder.encode([text.split() for text in side]) for side in (srcs, tgts))
-    numbers, lines = zip(*(carrier.split("\t", 1) for carrier in carriers), strict=True)
+    numbers, lines = zip(*(cell.split("\t", 1) for cell in cells), strict=True)
     links = pack_links(lines, src.n_words, tgt.n_words, file, [int(n) for n in numbers])
-    sides = [Ragged(_narrow(side.ids, np.uint32), _count_pieces(side)) for side in (src, tgt)]
+    sides = [
+        Ragged(_narrow(side.ids, np.uint32), np.diff(side.first_pieces[side.first_words]))
+        for side in (src, tgt)
+    ]
     words = [Ragged(_narrow(side.n_pieces, np.uint16), side.n_words) for side in (src, tgt)]
     return [*sides, *words, links]
 
@@ -153,7 +157,7 @@ def pack_links(
 
 
 def unpack_links(packed: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Give the source words, the target words and the weights from 1 to 255."""
+    """Return the source words, the target words and the weights from 1 to 255."""
     words = packed >> WEIGHT_BITS
     return words >> WORD_BITS, words & MAX_WORDS, packed & FULL_WEIGHT
 
@@ -194,14 +198,9 @@ def _check_links(
         raise InputError(problem, file=display_name(file), line=int(numbers[k]), fix=fix)
 
 
-def _count_pieces(side: EncodedWords) -> IntArray:
-    counts: IntArray = np.diff(side.first_pieces[side.first_words])
-    return counts
-
-
 def _narrow(numbers: IntArray, dtype: type[np.unsignedinteger]) -> IntArray:
-    """Take less room: these travel between processes.
+    """Convert to a smaller type, because these arrays are sent between processes.
 
-    A word of more than 65,535 subwords stands in a sentence that no model reads anyway.
+    Larger values are cut: no model can read a word of more than 65,535 subwords.
     """
     return np.minimum(numbers, np.iinfo(dtype).max).astype(dtype)

@@ -1,4 +1,4 @@
-"""Bitext with links: what is read, what is refused, and what is stored."""
+"""Bitext with links: reading, cleaning, errors and storage."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.toy_tokenizers import encode_words
 
 from calque.errors import InputError
 from calque.io.cleaning import CleaningReport, CleaningRules
 from calque.io.links import read_links
 from calque.tokens.linked import MAX_WORDS, encode_linked, pack_links, read_linked, unpack_links
-from calque.tokens.tokenizer import encode_words
 from calque.tokens.words import WordEncoder
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def pack_one(line: str, n_src: int = 9, n_tgt: int = 9) -> list[tuple[int, int, 
     return list(zip(*(part.tolist() for part in unpack_links(packed.ids)), strict=True))
 
 
-def test_links_stay_with_their_pairs_when_some_go(tmp_path: Path) -> None:
+def test_links_stay_with_their_pairs_when_some_are_dropped(tmp_path: Path) -> None:
     text = "a b ||| c d\n\u200e x ||| y\ne ||| f\na b ||| c d\ng  h ||| i\n"
     found, report = read(tmp_path, text, "0-1\n1-0\n0-0\n1-1\n1-0:0.5\n")
     assert found == [("a b", "c d", "1\t0-1"), ("e", "f", "3\t0-0"), ("g h", "i", "5\t1-0:0.5")]
@@ -48,7 +48,7 @@ def test_links_stay_with_their_pairs_when_some_go(tmp_path: Path) -> None:
     assert (report.n_read, report.n_kept) == (5, 3)
 
 
-def test_text_that_is_not_tidied_keeps_its_words(tmp_path: Path) -> None:
+def test_words_are_kept_without_normalization(tmp_path: Path) -> None:
     rules = CleaningRules(**{**{s: getattr(LOOSE, s) for s in LOOSE.__slots__}, "normalize": False})
     found, report = read(tmp_path, "\u200e x ||| y\n", "1-0\n", rules)
     assert found == [("\u200e x", "y", "1\t1-0")]
@@ -65,7 +65,7 @@ def test_sentences_of_too_many_words_are_dropped_and_counted(tmp_path: Path) -> 
         rules,
     )
     assert dict(report.dropped) == {"too many words": 2}
-    assert [carrier for *_, carrier in found] == [f"3\t{MAX_WORDS - 1}-0"]
+    assert [cell for *_, cell in found] == [f"3\t{MAX_WORDS - 1}-0"]
     assert pack_one(f"{MAX_WORDS - 1}-0", MAX_WORDS, 1) == [(MAX_WORDS - 1, 0, 255)]
 
 
@@ -80,17 +80,27 @@ def test_tags_choose_pairs_with_their_links(tmp_path: Path) -> None:
     )
     assert found == [("c", "d", "2\t0-0:0.2")]
     found, _ = read(tmp_path, text, "0-0:0.1\n0-0:0.2\n0-0:0.3\n", exclude_tags=["bible"])
-    assert [carrier for *_, carrier in found] == ["1\t0-0:0.1", "3\t0-0:0.3"]
+    assert [cell for *_, cell in found] == ["1\t0-0:0.1", "3\t0-0:0.3"]
 
 
 @pytest.mark.parametrize(
     ("text", "links", "message"),
     [
-        ("a ||| b\n", "0-0\n0-0\n\n", r"links, line 2: 3 lines of links, but .*text has 1 pairs"),
-        ("a ||| b\nc ||| d\n", "0-0\n", r"links, line 2: 1 lines of links, but .*text has 2 pairs"),
+        (
+            "a ||| b\n",
+            "0-0\n0-0\n\n",
+            r"links, line 2: the file has 3 lines of links, but .*text has 1 pairs",
+        ),
+        (
+            "a ||| b\nc ||| d\n",
+            "0-0\n",
+            r"links, line 2: the file has 1 lines of links, but .*text has 2 pairs",
+        ),
     ],
 )
-def test_unequal_files_are_refused(tmp_path: Path, text: str, links: str, message: str) -> None:
+def test_files_of_different_length_raise(
+    tmp_path: Path, text: str, links: str, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         read(tmp_path, text, links)
 
@@ -111,13 +121,13 @@ def test_unequal_files_are_refused(tmp_path: Path, text: str, links: str, messag
         ("0-0:1.5", "a link of weight 1.5"),
     ],
 )
-def test_bad_links_are_named_with_their_line(line: str, problem: str) -> None:
+def test_invalid_links_are_reported_with_their_line(line: str, problem: str) -> None:
     with pytest.raises(InputError) as error:
         pack_one(line)
     assert str(error.value).startswith(f"x.links, line 7: {problem}")
 
 
-def test_the_line_that_is_named_is_the_wrong_one() -> None:
+def test_the_reported_line_is_the_invalid_one() -> None:
     n_words = np.array([2, 1, 2])
     with pytest.raises(InputError, match=r"x\.links, line 30: a link between words 1 and 0"):
         pack_links(["1-1", "1-0", "0-0"], n_words, n_words, "x.links", [10, 30, 50])
@@ -136,7 +146,7 @@ links_of_a_pair = st.dictionaries(
 
 
 @given(st.lists(links_of_a_pair, min_size=1, max_size=6), st.booleans())
-def test_links_are_read_as_another_reader_reads_them(
+def test_links_agree_with_the_reader_of_links(
     tmp_path_factory: pytest.TempPathFactory,
     pairs: list[dict[tuple[int, int], int]],
     weighted: bool,
@@ -160,7 +170,7 @@ def test_links_are_read_as_another_reader_reads_them(
     assert levels / 255 == pytest.approx(expected.scores, abs=1e-4)
 
 
-def test_words_and_subwords_are_the_tokenizers_own(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_subwords_agree_with_the_tokenizer(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     block = [("Das Gerücht könnte", "The rumour", "1\t0-0 1-1"), ("wahr \u200d sein", "x", "2\t")]
     src, tgt, src_words, tgt_words, links = encode_linked(WordEncoder(tiny_tokenizer), block, "x")
     for side, (ids, words) in enumerate([(src, src_words), (tgt, tgt_words)]):
