@@ -530,3 +530,58 @@ def test_a_real_encoder_alone_and_in_two_processes(
     assert run(["align", str(GOLD / "en-fr.text"), *arguments[1:5], *gold]) == 0
     rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows if row and row[0].isdigit() and len(row) == 5] == list("01234")
+
+
+# Aligners that are trained on the text
+
+
+@pytest.fixture
+def texts(demo_rows: list[tuple[str, str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("systran_align")
+    monkeypatch.setattr(build, "build_aligner", REAL_BUILD)
+    lines = [f"{row[2]}\t{row[1]}\n" for row in demo_rows if row[0] == "de"]
+    Path("test.tsv").write_text("".join(lines[:5]), encoding="utf-8")
+    Path("more.tsv").write_text("".join(lines[5:] * 5), encoding="utf-8")
+
+
+def test_trained_saved_and_loaded(texts: None, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["align", "test.tsv", "--aligner", "fast-align", "--tokenize", "de-en"]
+    assert run([*command, "--bitext", "more.tsv", "--save", "m", "-o", "trained"]) == 0
+    printed = capsys.readouterr().err
+    assert "m: statistical model trained on 105 pairs" in printed
+    assert "trained: 5 pairs" in printed
+    assert run([*command, "--load", "m", "-o", "loaded"]) == 0
+    assert Path("loaded").read_text() == Path("trained").read_text()
+    assert len(Path("loaded").read_text().splitlines()) == 5
+
+
+@pytest.mark.slow
+def test_an_adapted_encoder(
+    texts: None,
+    tiny_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build, "choose_library", lambda: "fast-align")
+    command = ["align", "test.tsv", "--model", str(tiny_folder), "--device", "cpu"]
+    command += ["--adapt", "--adapt-steps", "2", "--bitext", "more.tsv", "--save-model", "new"]
+    assert run([*command, "-o", "links"]) == 0
+    assert len(Path("links").read_text().splitlines()) == 5
+    assert Path("new/run/model/config.json").exists()
+    assert "new/run/model: adapted model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["-", "--aligner", "fast-align"], "a pipe can be read only once"),
+        (["test.tsv", "--aligner", "fast-align", "-o", "x", "--resume"], "training again would"),
+        (["test.tsv", "--bitext", "absent.tsv"], "absent.tsv: no such file"),
+        (["test.tsv", "--load", "absent"], "absent"),
+        (["test.tsv", "--aligner", "hybrid", "--sweep", "--gold", "test.tsv"], "--sweep"),
+    ],
+)
+def test_errors_of_trained_aligners(
+    texts: None, options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails(options, problem, capsys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -160,8 +161,8 @@ class BuiltAligner:
             settings["statistics"] = fingerprint(options.load)
         if self.encoder is not None:
             settings["device"] = next(self.encoder.parameters()).device.type
-            if not options.adapt:
-                settings["model"] = fingerprint(self.encoder.folder)
+            with suppress(InputError):  # a model that was built in memory has no folder
+                settings["model"] = None if options.adapt else fingerprint(self.encoder.folder)
         return settings
 
 

@@ -404,9 +404,7 @@ class _FileJob:
     ) -> None:
         """Raise InputError for options that cannot be combined and files that cannot be written."""
         if is_trained and not self.is_rereadable:
-            problem = (
-                "an aligner that is trained on the input reads it twice, but a pipe is read once"
-            )
+            problem = "a pipe can be read only once, but training reads the input first"
             raise InputError(problem, fix="pass files")
         if is_trained and (self.resume or shard.n_ranks > 1):
             raise InputError(
