@@ -1,4 +1,4 @@
-"""`calque data`: the table agrees with the tasks and with itself; folders right and wrong."""
+"""`calque data` and `check_data`: the catalog agrees with the tasks; valid and invalid folders."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from calque.cli import run
-from calque.evaluation.dataset_check import READERS, _recognize, check_folder
-from calque.evaluation.datasets import DATASETS
+from calque.evaluation.dataset_check import READERS, check_data, recognize_file
+from calque.evaluation.datasets import load_datasets
 from calque.evaluation.registry import TASKS
 
+DATASETS = load_datasets()
 FIXTURES = Path(__file__).parents[1] / "data"
 write_bucc = runpy.run_path(str(FIXTURES.parent / "bucc_files.py"))["write_bucc"]
 
@@ -37,7 +38,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path, demo_rows: list[tuple[str, str, str]]) -> Path:
-    """A folder with a little of many sets."""
+    """A folder with a little of many datasets."""
     folder = tmp_path / "data"
     pairs = "A man sleeps.\tNobody is awake.\tneutral\nIt rains.\tIt is wet.\tentailment\n"
     write(
@@ -76,7 +77,7 @@ def test_every_task_has_data_and_every_dataset_a_task() -> None:
     assert described <= set(TASKS)
 
 
-def test_the_layouts_shown_are_the_layouts_read() -> None:
+def test_layouts_in_the_catalog_are_recognized() -> None:
     for name, dataset in DATASETS.items():
         for kind in dataset.files:
             re.compile(kind.pattern)
@@ -85,20 +86,20 @@ def test_the_layouts_shown_are_the_layouts_read() -> None:
             place = line.partition("  ")[0].replace("XX", "de")
             if place.endswith("/"):
                 continue
-            match = _recognize(f"/data/{place}", DATASETS)
+            match = recognize_file(f"/data/{place}", DATASETS)
             assert match is not None, place
             assert match[0] == name
 
 
-def test_non_commercial_sets_say_so() -> None:
+def test_non_commercial_licenses_are_marked() -> None:
     for dataset in DATASETS.values():
-        says_so = "NC" in dataset.licence or dataset.licence.startswith("non-commercial")
+        says_so = "NC" in dataset.license or dataset.license.startswith("non-commercial")
         assert dataset.non_commercial == says_so
         assert dataset.source.startswith("http")
 
 
-def test_what_a_folder_holds(data: Path) -> None:
-    report = check_folder(data)
+def test_files_of_a_folder(data: Path) -> None:
+    report = check_data(data)
     assert not report.problems, report.problems
     found = {(file.dataset, file.split, file.language): file.n_items for file in report.found}
     assert found.pop(("ud", "test", "fr")) == 3
@@ -124,20 +125,20 @@ def test_what_a_folder_holds(data: Path) -> None:
     assert "1 test files without labels" in missing
     assert report.missing("cls") == ["no test"]
     # A set's own folder will do.
-    assert {file.dataset for file in check_folder(data / "xtreme/panx").found} == {"panx"}
+    assert {file.dataset for file in check_data(data / "xtreme/panx").found} == {"panx"}
 
 
-def test_questions_without_answers_are_no_items(tmp_path: Path) -> None:
+def test_questions_without_answers_are_not_items(tmp_path: Path) -> None:
     (tmp_path / "xquad").mkdir()
     entry = {"id": "1", "question": "Wer?", "answers": [{"answer_start": 0, "text": ""}]}
     content = {"data": [{"paragraphs": [{"context": "Ich.", "qas": [entry]}]}]}
     (tmp_path / "xquad" / "xquad.de.json").write_text(json.dumps(content), "utf-8")
-    report = check_folder(tmp_path)
-    assert [(file.n_items, file.is_unlabelled) for file in report.found] == [(0, True)]
+    report = check_data(tmp_path)
+    assert [(file.n_items, file.is_unlabeled) for file in report.found] == [(0, True)]
     assert "1 test files without labels" in report.missing("xquad")
 
 
-def test_the_table_and_one_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in DATASETS)
@@ -148,14 +149,14 @@ def test_the_table_and_one_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert "xnli/dev-XX.tsv" in shown
 
 
-def test_a_good_folder(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_valid_folder(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "check", str(data)]) == 0
     said = capsys.readouterr().out
-    assert "not here: udpos pawsx squad mlqa tydiqa multi30k" in said
+    assert "not found: udpos pawsx squad mlqa tydiqa multi30k" in said
     assert "1 other files: notes.txt" in said
     assert run(["data", "check", str(data), "--tasks", "xnli,pawsx"]) == 0
     said = capsys.readouterr().out
-    assert "not here: pawsx" in said
+    assert "not found: pawsx" in said
     assert "panx" not in said.splitlines()[0]
 
 
@@ -166,35 +167,39 @@ def test_a_good_folder(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("xtreme/panx/dev-de.tsv", "Berlin\tS-LOC\n", "dev-de.tsv, line 1: 'S-LOC' is not a tag"),
         ("xtreme/xnli/dev-en.tsv", "a\tb\n", "dev-en.tsv, line 1: not two texts and a class"),
         ("xtreme/xquad/xquad.en.json", "{", "xquad.en.json, line 1: no JSON"),
-        ("tatoeba/tatoeba.deu-eng.eng", "Yes.\n", "tatoeba.deu-eng.deu: 2 lines, but 1"),
+        ("tatoeba/tatoeba.deu-eng.eng", "Yes.\n", "tatoeba.deu-eng.deu: the file has 2 lines, but"),
         ("muse/en-de.5000-6500.txt", "cat\n", "5000-6500.txt, line 1: 1 words"),
         ("gold_alignments/en-de.gold", "0-7\n", "en-de.gold, line 1: a link between"),
-        ("bucc2018/de-en.dev.gold", "de-9\ten-1\n", "de-en.dev.gold, line 1: 'de-9' is not in"),
+        (
+            "bucc2018/de-en.dev.gold",
+            "de-9\ten-1\n",
+            "line 1: the id 'de-9' is not in de-en.dev.de",
+        ),
         ("cls/de/books/train.review", "<items><item>", "train.review, line 1: not XML"),
-        ("translation/newstest2014.de", "Ja.\nNein.\n", "2014.de: 2 lines, but 1"),
+        ("translation/newstest2014.de", "Ja.\nNein.\n", "2014.de: the file has 2 lines, but"),
         ("fr_gsd-ud-test.conllu", "1\tOui\n", "conllu, line 1: 2 columns"),
     ],
 )
-def test_malformed_files(
+def test_invalid_files(
     data: Path, name: str, content: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (data / name).write_text(content)
     assert run(["data", "check", str(data)]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert said[0].startswith("malformed: ")
+    assert said[0].startswith("invalid: ")
     assert message in said[0]
 
 
-def test_bad_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases = [
-        (["show", "xnly"], "no dataset is called 'xnly'"),
-        (["show"], "calque data show of what?"),
+        (["show", "xnly"], "there is no dataset 'xnly'"),
+        (["show"], "calque data show needs an argument"),
         (["xnli"], "xnli"),
-        (["list", "xnli"], "say calque data show xnli"),
-        (["check", str(tmp_path / "absent")], "no such folder"),
-        (["check", str(tmp_path)], "no file of a known dataset here"),
-        (["--tasks", "dancing"], "no dataset of task 'dancing'"),
+        (["list", "xnli"], "use calque data show xnli"),
+        (["check", str(tmp_path / "absent")], "the folder does not exist"),
+        (["check", str(tmp_path)], "the folder has no file of a known dataset"),
+        (["--tasks", "dancing"], "there is no dataset for the task 'dancing'"),
     ]
     for arguments, message in cases:
         assert run(["data", *arguments]) == 2

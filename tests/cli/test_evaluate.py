@@ -1,45 +1,118 @@
-"""`calque evaluate`."""
+"""`calque evaluate`: tables on the screen, records in a file, plots, invalid options."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from calque.cli import run
-from calque.cli.console_tables import choose_layer
-from calque.types import Score
+from calque.vectors.static import WordVectors
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.fixture(scope="module")
 def data(demo_rows: list[tuple[str, str, str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("laser")
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "tatoeba").mkdir()
     for short, code in (("de", "deu"), ("hi", "hin")):
         rows = [row for row in demo_rows if row[0] == short]
         for side, column in (("eng", 1), (code, 2)):
             text = "".join(row[column] + "\n" for row in rows)
-            (folder / f"tatoeba.{code}-eng.{side}").write_text(text, "utf-8")
+            (folder / "tatoeba" / f"tatoeba.{code}-eng.{side}").write_text(text, "utf-8")
+    (folder / "gold_alignments").symlink_to(DATA / "gold")
+    (folder / "ud").mkdir()
+    for name in ("en_ewt-train.conllu", "en_ewt-dev.conllu", "de_gsd-dev.conllu.xz"):
+        shutil.copy(DATA / "tagged" / name, folder / "ud" / name.replace("-", "-ud-", 1))
     return folder
 
 
-def test_tables_and_rows(
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def split_table(shown: str) -> list[list[str]]:
+    return [line.replace("│", " ").split() for line in shown.splitlines()]
+
+
+def test_tables_and_records(
     tiny_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "results.jsonl"
-    arguments = [str(tiny_folder), "--data", str(data), "--languages", "hi,deu", "-o", str(out)]
-    assert run(["evaluate", *arguments]) == 0
+    options = ["--data", str(data), "--languages", "hi,deu", "-o", str(out)]
+    assert run(["evaluate", str(tiny_folder), *options]) == 0
     captured = capsys.readouterr()
-    rows = [Score(**json.loads(line)) for line in out.read_text().splitlines()]
-    assert len(rows) == 3 * 5 * 2
-    assert {row.language for row in rows} == {"hi", "de", "mean"}
-    best = choose_layer(rows, str(tiny_folder))
-    shown = [line.replace("│", " ").split() for line in captured.out.splitlines()]
-    mean = [row.value for row in rows if row.layer == best and row.language == "mean"]
-    assert ["mean", *(f"{100 * value:.1f}" for value in mean)] in shown
-    assert [str(best), *(f"{100 * value:.1f}" for value in mean)] in shown
-    assert "best on this test" in captured.out
-    assert captured.err == f"{out}: 30 scores\n"
+    records = read(out)
+    assert [record["language"] for record in records] == ["de", "hi"]
+    assert {record["counts"]["layer"] for record in records} == {2}
+    rows = split_table(captured.out)
+    for record in records:
+        names = ("accuracy_to_english", "accuracy_from_english")
+        cells = [f"{record['metrics'][name]:.1f}" for name in names]
+        assert [record["language"], *cells] in rows
+    for layer in range(5):
+        mean = sum(record["layers"][str(layer)] for record in records) / 2
+        assert [str(layer), f"{mean:.1f}"] in rows
+    assert captured.err.endswith(f"{out}: 2 records\n")
+
+
+def test_word_alignment_with_a_plot(
+    tiny_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    other = tmp_path / "other"
+    other.symlink_to(tiny_folder)
+    plot, models = tmp_path / "layers.svg", [str(tiny_folder), str(other)]
+    options = ["--tasks", "word_alignment", "--data", str(data), "--languages", "de,fr"]
+    assert run(["evaluate", *models, *options, "--plot", str(plot)]) == 0
+    captured = capsys.readouterr()
+    row = next(cells for cells in split_table(captured.out) if cells[:1] == ["de-en"])
+    assert len(row) == 1 + 2 * 4
+    assert row[1:5] == row[5:]
+    assert captured.err.endswith(f"{plot}: aer (%) by layer\n")
+    picture = plot.read_text()
+    assert all(f"<!-- {text} -->" in picture for text in ("tiny", "other", "de-en", "mean"))
+
+
+def test_probes_show_the_transfer_gap(
+    tiny_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "scores.jsonl"
+    options = ["--tasks", "pos_probe", "--data", str(data), "-o", str(out)]
+    assert run(["evaluate", str(tiny_folder), *options]) == 0
+    rows = split_table(capsys.readouterr().out)
+    english, german = read(out)
+    assert ["mean", "of", "others", f"{german['value']:.1f}"] in rows
+    assert ["gap", f"{english['value'] - german['value']:.1f}"] in rows
+    first, rest = (record["layers"]["1"] for record in (english, german))
+    assert ["1", f"{first:.1f}", f"{rest:.1f}", f"{first - rest:.1f}"] in rows
+
+
+def test_word_vectors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random = np.random.default_rng(0)
+    matrix = random.standard_normal((20, 8)).astype(np.float32)
+    for name in ("vectors", "data/muse", "data/word_similarity/rg65"):
+        (tmp_path / name).mkdir(parents=True)
+    for language in ("de", "en"):
+        words = [f"{language}{row}" for row in range(20)]
+        WordVectors(words, matrix).save(tmp_path / "vectors" / f"{language}.vec")
+    entries = "".join(f"de{row} en{row}\n" for row in range(40))
+    (tmp_path / "data/muse/de-en.5000-6500.txt").write_text(entries)
+    pairs = "".join(f"en{row}\ten{row + 1}\t{row}\n" for row in range(10))
+    (tmp_path / "data/word_similarity/rg65/english.txt").write_text(pairs)
+    fixed = ["evaluate", str(tmp_path / "vectors"), "--data", str(tmp_path / "data")]
+    assert run([*fixed, "--tasks", "lexicon_induction,word_similarity"]) == 0
+    rows = split_table(capsys.readouterr().out)
+    assert ["de-en", "50.0", "50.0", "50.0", "50.0", "100.0", "50.0"] in rows
+    similarity = next(cells for cells in rows if cells[:2] == ["rg65", "en"])
+    assert similarity[-1] == "100.0"
+    assert run([*fixed, "--tasks", "lexicon_induction", "--layers", "1"]) == 2
+    assert "lexicon_induction does not support layers" in capsys.readouterr().err
 
 
 def test_data_may_come_from_the_environment(
@@ -50,19 +123,10 @@ def test_data_may_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("CALQUE_DATA", str(data))
     assert run(["evaluate", str(tiny_folder), "--layers", "0,-1", "--center"]) == 0
-    shown = capsys.readouterr().out
-    assert "best on this test" not in shown
-    assert "hi" in shown
+    assert "hi" in capsys.readouterr().out
 
 
-def test_a_model_named_twice_is_scored_once(tiny_folder: Path, data: Path, tmp_path: Path) -> None:
-    models, out = [str(tiny_folder)] * 2, tmp_path / "results.jsonl"
-    arguments = ["--data", str(data), "--layers", "0", "-o", str(out)]
-    assert run(["evaluate", *models, *arguments]) == 0
-    assert len(out.read_text().splitlines()) == 6
-
-
-def test_models_of_runs_are_told_apart(
+def test_models_are_evaluated_once_and_have_names(
     tiny_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "results.jsonl"
@@ -70,52 +134,47 @@ def test_models_of_runs_are_told_apart(
         (tmp_path / run_name).mkdir()
         (tmp_path / run_name / "model").symlink_to(tiny_folder)
     models = [f"{tmp_path}/one/model", f"{tmp_path}/two/model", f"mine={tiny_folder}"]
-    arguments = ["--data", str(data), "--layers", "0", "-o", str(out)]
-    assert run(["evaluate", *models, *arguments]) == 0
+    options = ["--data", str(data), "--layers", "0", "-o", str(out)]
+    assert run(["evaluate", *models, models[0], *options]) == 0
     shown = capsys.readouterr().out
-    assert all(shown.count(name) == 4 for name in ("one/model", "two/model", "mine"))
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert {row["model"] for row in rows} == {*models[:2], "mine"}
-    assert run(["evaluate", f"a={models[0]}", f"a={models[1]}", *arguments]) == 2
-    assert "two models are called 'a'" in capsys.readouterr().err
+    assert all(name in shown for name in ("one/model", "two/model", "mine"))
+    assert [record["model"] for record in read(out)][::2] == [*models[:2], "mine"]
+    assert run(["evaluate", f"a={models[0]}", f"a={models[1]}", *options]) == 2
+    assert "two models have the name 'a'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("model", ["random:{}", "a={}/{{seed}}"])
-def test_models_of_seeds_need_a_grid(
-    model: str, tiny_folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["evaluate", model.format(tiny_folder), "--data", str(data)]) == 2
-    assert "models of seeds are of a grid (add -o FOLDER)" in capsys.readouterr().err
+def test_random_weights_have_seeds(tiny_folder: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    options = ["--data", str(data), "--seeds", "2", "--languages", "de", "-o", str(out)]
+    assert run(["evaluate", f"random:{tiny_folder}", *options]) == 0
+    assert [record["seed"] for record in read(out)] == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--languages", "fr"], "no test for 'fr'"),
-        (["--layers", "high"], "--layers high is no list of numbers"),
-        (["--layers", "7"], "layer 7 does not exist"),
-        (["--tasks", "nope"], "no task is called 'nope'"),
+        (["--languages", "fr"], "tatoeba has no test for fr"),
+        (["--layers", "high"], "--layers high is not a list of numbers"),
+        (["--layers", "7"], "layer 7"),
+        (["--tasks", "nope"], "there is no task 'nope'"),
+        (["--neutral"], "no language-neutral space"),
+        (["--tasks", "word_alignment", "--center"], "word_alignment does not support center"),
+        (["--plot", "plot.txt"], "plot.txt"),
+        (["--plot", "nowhere/plot.png"], "nowhere/plot.png: the folder does not exist"),
+        (["--plot", "p.png", "--tasks", "word_alignment,tatoeba"], "--plot draws a single task"),
+        (["--plot", "p.png", "--tasks", "pos"], "pos is not measured by layer"),
     ],
 )
-def test_bad_options_leave_no_file(
+def test_invalid_options_write_nothing(
     tiny_folder: Path,
     data: Path,
     tmp_path: Path,
     options: list[str],
     problem: str,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fixed = [str(tiny_folder), "--data", str(data), "-o", str(tmp_path / "r.jsonl")]
-    assert run(["evaluate", *fixed, *options]) == 2
+    monkeypatch.chdir(tmp_path)
+    assert run(["evaluate", str(tiny_folder), "--data", str(data), "-o", "r.jsonl", *options]) == 2
     assert problem in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_of_equal_layers_the_lowest_is_best() -> None:
-    values = {1: (0.1, 0.2), 2: (0.2, 0.3), 3: (0.3, 0.2)}
-    scores = [
-        Score("m", "tatoeba", "mean", metric, value, 1, layer)
-        for layer, both in values.items()
-        for metric, value in zip(("a", "b"), both, strict=True)
-    ]
-    assert choose_layer(scores, "m") == 2

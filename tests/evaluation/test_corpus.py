@@ -10,17 +10,17 @@ from calque.errors import InputError
 from calque.evaluation.finetuning.transfer import Corpus, Run, split_rows
 from calque.evaluation.settings import TaskSettings
 from calque.io.conllu import TaggedSentence, read_tagged
-from calque.io.labelled import LabelledText, read_pairs
+from calque.io.labeled import LabeledText, read_labeled_pairs
 from calque.io.xtreme import find_xtreme_files
 
 DATA = Path(__file__).parents[1] / "data" / "xtreme"
 
 
-def open_pairs(data: Path, **choices: object) -> Corpus[LabelledText]:
+def open_pairs(data: Path, **choices: object) -> Corpus[LabeledText]:
     files = find_xtreme_files(data, "xnli", 3)
     assert files is not None
     settings = TaskSettings(**choices)  # type: ignore[arg-type]
-    return Corpus(files, read_pairs, settings, lambda e: e.texts, lambda e: e.label)
+    return Corpus(files, read_labeled_pairs, settings, lambda e: e.texts, lambda e: e.label)
 
 
 def open_tagged(task: str, **choices: object) -> Corpus[TaggedSentence]:
@@ -47,8 +47,8 @@ def test_premises_stay_together_and_translations_apart() -> None:
     assert len(learnt) == 60 and corpus.is_divided("en")
     tests = {name: corpus.test_on(name, run) for name in run.tests}
     assert not {e.texts[0] for e in learnt} & {e.texts[0] for e in tests["en"]}
-    german = read_pairs(DATA / "xnli" / "dev-de.tsv")
-    english = read_pairs(DATA / "xnli" / "dev-en.tsv")
+    german = read_labeled_pairs(DATA / "xnli" / "dev-de.tsv")
+    english = read_labeled_pairs(DATA / "xnli" / "dev-en.tsv")
     translated = {e.texts: g for e, g in zip(english, german, strict=True)}
     assert tests["de"] == [translated[e.texts] for e in tests["en"]]
     assert [e.label for e in tests["de"]] == [e.label for e in tests["sw"]]
@@ -56,8 +56,8 @@ def test_premises_stay_together_and_translations_apart() -> None:
 
 def test_every_language_is_divided_alike() -> None:
     corpus = open_pairs(DATA, setting="supervised")
-    english = {e.texts: k for k, e in enumerate(read_pairs(DATA / "xnli" / "dev-en.tsv"))}
-    german = {e.texts: k for k, e in enumerate(read_pairs(DATA / "xnli" / "dev-de.tsv"))}
+    english = {e.texts: k for k, e in enumerate(read_labeled_pairs(DATA / "xnli" / "dev-en.tsv"))}
+    german = {e.texts: k for k, e in enumerate(read_labeled_pairs(DATA / "xnli" / "dev-de.tsv"))}
     rows = [english[e.texts] for e in corpus.learn_from("en")]
     assert rows == [german[e.texts] for e in corpus.learn_from("de")]
 

@@ -24,9 +24,9 @@ from calque.evaluation.tasks.classification import (
 )
 from calque.evaluation.tasks.tagging import TagExamples, Tagger, encode_tagged
 from calque.io.conllu import read_tagged
-from calque.io.labelled import read_pairs
+from calque.io.labeled import read_labeled_pairs
 from calque.models.encoder import Encoder
-from calque.tokens.layout import fit_shape
+from calque.tokens.layout import fit_batch_shape
 from calque.tokens.ragged import BatchShape
 
 DATA = Path(__file__).parents[1] / "data" / "xtreme"
@@ -135,7 +135,7 @@ def test_the_loss_is_that_of_the_padded_hugging_face_model(tiny_encoder: Encoder
         states = tagger.encoder.model.roberta(**encoding).last_hidden_state
         expected = F.cross_entropy(tagger.head(states).flatten(0, 1), labels.flatten())
         rows = np.arange(6)
-        for shape in (None, fit_shape(examples.lengths, [rows])):
+        for shape in (None, fit_batch_shape(examples.lengths, [rows])):
             found = tagger(examples.collate(rows, shape))
             assert found.item() == pytest.approx(expected.item(), rel=1e-4)
 
@@ -147,7 +147,7 @@ def test_a_fixed_shape_changes_no_gradient(tiny_encoder: Encoder, head: str) -> 
     tagger.eval()
     rows = np.array([3, 0, 7, 5])
     gradients = []
-    for shape in (None, fit_shape(examples.lengths, [rows, np.arange(8)])):
+    for shape in (None, fit_batch_shape(examples.lengths, [rows, np.arange(8)])):
         tagger.zero_grad()
         tagger(examples.collate(rows, shape)).backward()
         gradients.append({n: p.grad for n, p in tagger.named_parameters() if p.grad is not None})
@@ -260,12 +260,12 @@ def test_no_examples(tiny_encoder: Encoder) -> None:
 
 
 def read_classes(encoder: Encoder, longest: int = 128) -> ClassExamples:
-    pairs = read_pairs(DATA / "xnli" / "dev-en.tsv")
+    pairs = read_labeled_pairs(DATA / "xnli" / "dev-en.tsv")
     return encode_texts(encoder.tokenizer, pairs, sorted({p.label for p in pairs}), longest)
 
 
 def test_pairs_are_encoded_and_cut_as_the_tokenizer_does(tiny_encoder: Encoder) -> None:
-    pairs = read_pairs(DATA / "xnli" / "dev-en.tsv")
+    pairs = read_labeled_pairs(DATA / "xnli" / "dev-en.tsv")
     examples = read_classes(tiny_encoder, longest=40)
     expected = tiny_encoder.tokenizer(
         [p.texts[0] for p in pairs],
@@ -292,7 +292,7 @@ def test_a_classifier_reads_first_tokens(tiny_encoder: Encoder) -> None:
         ]
         body = model.encoder.model.roberta
         firsts = torch.stack([body(one[None]).last_hidden_state[0, 0] for one in ids])
-        for shape in (None, fit_shape(examples.lengths, [rows])):
+        for shape in (None, fit_batch_shape(examples.lengths, [rows])):
             found = model.score(examples.collate(rows, shape))[:5]
             torch.testing.assert_close(found, model.head(firsts), atol=1e-5, rtol=1e-4)
 
@@ -316,7 +316,7 @@ def test_predictions_belong_to_their_rows(tiny_encoder: Encoder) -> None:
 def test_a_batch_is_written_over_another(tiny_encoder: Encoder) -> None:
     examples = read_classes(tiny_encoder)
     plans = [np.arange(5), np.arange(5, 9)]
-    shape = fit_shape(examples.lengths, plans)
+    shape = fit_batch_shape(examples.lengths, plans)
     one, other = (examples.collate(rows, shape) for rows in plans)
     assert sizes_of(one) == sizes_of(other) and len(tensors_of(one)) == 5
     copy_tensors(one, other)

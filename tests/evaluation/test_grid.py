@@ -1,4 +1,4 @@
-"""Grids: exact rows, nothing computed twice, nothing half-written, whatever happens."""
+"""Grids: exact records, nothing computed twice, nothing half-written after any failure."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def data(tmp_path: Path) -> Path:
 def evaluate(
     tiny_folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., int]]:
-    """Run a toy grid in this process; options follow, models come first if there are others."""
+    """Evaluate a toy task in this process, with more options and other models."""
     monkeypatch.syspath_prepend(str(TOY.parent))
-    from toy_grid import KIND, STEADY
+    from toy_grid import TRAINED, UNTRAINED
 
-    monkeypatch.setitem(TASKS, "toy", KIND)
-    monkeypatch.setitem(TASKS, "steady", STEADY)
+    monkeypatch.setitem(TASKS, "toy", TRAINED)
+    monkeypatch.setitem(TASKS, "steady", UNTRAINED)
 
     def call(*options: str, models: tuple[str, ...] = ("tiny=" + str(tiny_folder),)) -> int:
         fixed = ["--data", str(data), "--tasks", "toy", "--jobs", "0", "-o", str(tmp_path / "out")]
@@ -69,7 +69,7 @@ def read_log(data: Path) -> list[int]:
     return [int(line.split()[1]) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_rows_are_exact(evaluate: Callable[..., int], tmp_path: Path) -> None:
+def test_records_are_exact(evaluate: Callable[..., int], tmp_path: Path) -> None:
     assert evaluate("--seeds", "2", "--set", "epochs=4", "--source", "de") == 0
     rows = read_rows(tmp_path / "out")
     assert [(row["language"], row["seed"]) for row in rows] == [
@@ -94,14 +94,14 @@ def test_rows_are_exact(evaluate: Callable[..., int], tmp_path: Path) -> None:
     assert rows[0]["value"] != rows[2]["value"] or rows[1]["value"] != rows[3]["value"]
 
 
-def test_what_learns_for_itself_has_no_source(evaluate: Callable[..., int], tmp_path: Path) -> None:
-    """Else a comparison would speak of a gap to English, from which nothing was transferred."""
+def test_supervised_training_has_no_source(evaluate: Callable[..., int], tmp_path: Path) -> None:
+    """Otherwise a comparison would report a transfer gap where nothing was transferred."""
     assert evaluate("--seeds", "1", "--setting", "supervised") == 0
     row = read_rows(tmp_path / "out")[0]
     assert (row["setting"], row["source"]) == ("supervised", None)
 
 
-def test_what_is_done_stays_done(
+def test_finished_runs_are_not_repeated(
     evaluate: Callable[..., int], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate("--seeds", "2") == 0
@@ -110,12 +110,12 @@ def test_what_is_done_stays_done(
     after = (tmp_path / "out" / "results.jsonl").read_bytes()
     assert after.startswith(before)
     assert read_log(data) == [1, 2, 3]
-    assert "1 cells to do; 2 are done" in capsys.readouterr().err
+    assert "1 runs to do; 2 are done" in capsys.readouterr().err
     assert evaluate("--seeds", "3") == 0
     assert (tmp_path / "out" / "results.jsonl").read_bytes() == after
 
 
-def test_seeds_decide_and_nothing_else(evaluate: Callable[..., int], tmp_path: Path) -> None:
+def test_the_order_of_seeds_has_no_effect(evaluate: Callable[..., int], tmp_path: Path) -> None:
     assert evaluate("--seeds", "2") == 0
     first = [row["value"] for row in read_rows(tmp_path / "out")]
     shutil.rmtree(tmp_path / "out")
@@ -124,28 +124,28 @@ def test_seeds_decide_and_nothing_else(evaluate: Callable[..., int], tmp_path: P
     assert [again[seed, name] for seed in (1, 2) for name in ("de", "fr")] == first
 
 
-def test_a_failed_cell_is_a_row_and_is_tried_again(
+def test_a_failed_run_is_recorded_and_repeated(
     evaluate: Callable[..., int], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (data / "fake" / "fail-2").touch()
     assert evaluate("--seeds", "3") == 1
-    assert "1 cells failed" in capsys.readouterr().err
+    assert "1 runs failed" in capsys.readouterr().err
     rows = read_rows(tmp_path / "out")
     (failed,) = [row for row in rows if row["error"]]
     assert list(failed) == KEYS
-    assert failed["error"].startswith("ZeroDivisionError: by purpose (toy_grid.py, line ")
+    assert failed["error"].startswith("ZeroDivisionError: on purpose (toy_grid.py, line ")
     assert (failed["seed"], failed["language"], failed["value"]) == (2, None, None)
     assert [row["seed"] for row in rows] == [1, 1, 2, 3, 3]
     (data / "fake" / "fail-2").unlink()
     assert evaluate("--seeds", "3") == 0
-    assert "1 cells to do, 1 of them again; 2 are done" in capsys.readouterr().err
+    assert "1 runs to do, 1 of them again; 2 are done" in capsys.readouterr().err
     assert sorted(row["seed"] for row in read_rows(tmp_path / "out")) == [1, 1, 2, 2, 3, 3]
     assert all(row["error"] is None for row in read_rows(tmp_path / "out"))
     assert read_log(data) == [1, 2, 3, 2]
 
 
 @pytest.mark.parametrize("part", ["settings", "data", "model"])
-def test_another_configuration_is_refused(
+def test_another_configuration_is_an_error(
     evaluate: Callable[..., int],
     data: Path,
     tiny_folder: Path,
@@ -166,9 +166,9 @@ def test_another_configuration_is_refused(
         (model / "model.safetensors").write_bytes(content)
     capsys.readouterr()
     assert evaluate("--seeds", "1", *options, models=(f"m={model}",)) == 2
-    assert f"m, toy, seed 1 was done with other {part}" in capsys.readouterr().err
+    assert f"the results of m, toy, seed 1 were made with other {part}" in capsys.readouterr().err
     assert read_rows(tmp_path / "out") == before
-    assert evaluate("--seeds", "1", "--force", *options, models=(f"m={model}",)) == 0
+    assert evaluate("--seeds", "1", "--overwrite", *options, models=(f"m={model}",)) == 0
     after = read_rows(tmp_path / "out")
     assert [row["language"] for row in after] == ["de", "fr"]
     assert after[0]["config"] != before[0]["config"]
@@ -177,7 +177,7 @@ def test_another_configuration_is_refused(
     ]
 
 
-def test_models_are_told_apart(
+def test_models_have_their_own_runs(
     evaluate: Callable[..., int], tiny_folder: Path, tmp_path: Path, capsys: Any
 ) -> None:
     tiny = str(tiny_folder)
@@ -197,7 +197,7 @@ def test_models_are_told_apart(
     assert {row["higher_is_better"] for row in rows if row["task"] == "steady"} == {False}
     assert evaluate(models=(tiny, f"{tiny}=random:{tiny}")) == 2
     assert evaluate(models=("a=" + tiny, f"a=random:{tiny}")) == 2
-    assert "two models are called 'a'" in capsys.readouterr().err
+    assert "two models have the name 'a'" in capsys.readouterr().err
 
 
 def test_training_runs_are_seeds_of_one_model(
@@ -218,9 +218,9 @@ def test_training_runs_are_seeds_of_one_model(
     hashes = {(row["model"], row["seed"]): row["config"].split("-")[2] for row in rows}
     assert hashes["mine", 1] != hashes["mine", 2]
     assert evaluate(*options, models=models) == 0
-    assert "0 cells to do; 7 are done" in capsys.readouterr().err
+    assert "0 runs to do; 7 are done" in capsys.readouterr().err
     assert evaluate("--seeds", "3", models=models) == 2
-    assert "run-3: no such folder" in capsys.readouterr().err
+    assert "run-3" in capsys.readouterr().err
 
 
 def draw_copy(folder: Path, target: Path, seed: int) -> None:
@@ -232,7 +232,7 @@ def draw_copy(folder: Path, target: Path, seed: int) -> None:
     save_file(changed, target / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_a_torn_line_is_mended_and_said(
+def test_a_torn_line_is_repaired(
     evaluate: Callable[..., int], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate("--seeds", "2") == 0
@@ -240,25 +240,25 @@ def test_a_torn_line_is_mended_and_said(
     whole = path.read_bytes()
     path.write_bytes(whole[:-40])  # in the last row of seed 2, whose other row is not to be kept
     assert evaluate("--seeds", "2") == 0
-    assert "the last line was torn" in capsys.readouterr().err
+    assert "the last line was incomplete" in capsys.readouterr().err
     assert read_log(data) == [1, 2, 2]
     assert [row["value"] for row in read_rows(tmp_path / "out")] == [
         json.loads(line)["value"] for line in whole.splitlines()
     ]
 
 
-def test_languages_are_those_there_are(
+def test_languages_must_have_a_test(
     evaluate: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate("--seeds", "1", "--languages", "fr,deu,sw") == 2
-    assert "no test for 'sw'" in capsys.readouterr().err
+    assert "has a test for 'sw'" in capsys.readouterr().err
     assert evaluate("--seeds", "1", "--languages", "fr,deu") == 0
     assert [row["language"] for row in read_rows(tmp_path / "out")] == ["de", "fr"]
     assert evaluate("--seeds", "1", "--languages", "de,fr") == 0  # the order says nothing
-    assert "0 cells to do; 1 are done" in capsys.readouterr().err
+    assert "0 runs to do; 1 are done" in capsys.readouterr().err
 
 
-def test_english_is_no_exception(
+def test_english_is_tested_if_asked_for(
     evaluate: Callable[..., int], data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (data / "fake" / "test-en.txt").write_text("line\n")
@@ -270,7 +270,7 @@ def test_english_is_no_exception(
     assert "toy has no test for sw" in capsys.readouterr().err
 
 
-def test_a_dry_run_says_what_is_left_out(
+def test_a_dry_run_reports_languages_without_a_test(
     evaluate: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     monkeypatch.setitem(TASKS, "other", replace(TASKS["toy"], languages="toy_grid:list_more"))
@@ -279,7 +279,7 @@ def test_a_dry_run_says_what_is_left_out(
     assert "toy has no test for sw" in capsys.readouterr().err
 
 
-def test_a_dry_run_does_nothing(
+def test_a_dry_run_lists_the_runs(
     evaluate: Callable[..., int], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate("--seeds", "2", "--dry-run") == 0
@@ -298,25 +298,27 @@ def test_a_dry_run_does_nothing(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--tasks", "nope"], "no task is called 'nope'"),
+        (["--tasks", "nope"], "there is no task 'nope'"),
         (["--languages", "sw"], "toy has no test for sw"),
-        (["--seeds", "0"], "--seeds 0 are no seeds"),
-        (["--seeds", "1,1"], "--seeds 1,1 are no seeds"),
-        (["--seeds", "many"], "--seeds many are no seeds"),
-        (["--jobs", "few"], "--jobs few is no number"),
-        (["--set", "speed=3"], "no setting is called 'speed'"),
-        (["--set", "epochs=x"], "--set epochs=x"),
-        (["--set", "epochs"], "--set epochs has no ="),
+        (["--seeds", "0"], "the seeds 0 are invalid"),
+        (["--seeds", "1,1"], "the seeds [1, 1] are invalid"),
+        (["--seeds", "many"], "the seeds many are invalid"),
+        (["--jobs", "few"], "jobs 'few' is not a number"),
+        (["--set", "speed=3"], "there is no setting 'speed'"),
+        (["--set", "epochs=x"], "the value 'x' of epochs is invalid"),
+        (["--set", "epochs"], "--set epochs has no equals sign"),
         (["--setting", "magic"], "setting='magic'"),
-        (["--device", "cuda:77"], "device 'cuda:77' cannot be used"),
-        (["--layers", "3"], "a grid knows no --layers"),
-        (["--center"], "a grid knows no --center"),
-        (["-o", "r.jsonl", "--seeds", "2"], "a grid needs a folder"),
-        (["--tasks", "toy,word_similarity"], "some of these tasks score word vectors"),
-        (["--tasks", "tatoeba"], "tatoeba"),
+        (["--device", "cuda:77"], "the device 'cuda:77' does not exist"),
+        (["--layers", "3"], "toy does not support layers"),
+        (["--center"], "toy does not support center"),
+        (
+            ["--tasks", "toy,word_similarity"],
+            "word_similarity measures word vectors and toy does not",
+        ),
+        (["--tasks", "tatoeba"], "no files tatoeba.xxx-eng.xxx"),
     ],
 )
-def test_bad_options_leave_nothing(
+def test_invalid_options_write_nothing(
     evaluate: Callable[..., int],
     tmp_path: Path,
     options: list[str],
@@ -328,7 +330,7 @@ def test_bad_options_leave_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_models_and_folders(
+def test_invalid_models_and_folders(
     evaluate: Callable[..., int],
     data: Path,
     tmp_path: Path,
@@ -339,27 +341,17 @@ def test_bad_models_and_folders(
     assert evaluate(models=("no/such/model/at/all",)) == 2
     assert "no such folder" in capsys.readouterr().err
     assert evaluate(models=(str(data),)) == 2
-    assert "no config.json here" in capsys.readouterr().err
+    assert "no config.json" in capsys.readouterr().err
     (tmp_path / "out").write_text("a file")
     assert evaluate() == 2
-    assert "this is a file" in capsys.readouterr().err
+    assert "the output is a file" in capsys.readouterr().err
     assert evaluate("-o", str(data)) == 2
-    assert "a folder with fake and no results.jsonl" in capsys.readouterr().err
+    assert "the folder contains fake and no results.jsonl" in capsys.readouterr().err
     other = tmp_path / "other"
     other.mkdir()
     (other / "results.jsonl").write_text('{"something": "else"}\n')
     assert evaluate("-o", str(other)) == 2
-    assert "line 1: no row of results" in capsys.readouterr().err
-
-
-def test_grid_options_need_a_grid(
-    tiny_folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for option in ("--dry-run", "--force", "--setting=features", "--set=epochs=2"):
-        assert run(["evaluate", str(tiny_folder), "--data", str(data), option]) == 2
-        assert "is of a grid" in capsys.readouterr().err
-    assert run(["evaluate", str(tiny_folder), "--data", str(data), "--tasks", "parsing"]) == 2
-    assert "parsing is measured in a grid (add --seeds 5 -o FOLDER)" in capsys.readouterr().err
+    assert "line 1: the line is not a record of results" in capsys.readouterr().err
 
 
 # With processes.
@@ -405,7 +397,7 @@ def test_interrupted_killed_and_resumed(
     process.send_signal(signal.SIGINT)
     error = process.communicate(timeout=60)[1]
     assert process.returncode == 130, error
-    assert "1 cells are safe" in error and "2 are left: the same command goes on" in error
+    assert "1 runs are saved" in error and "2 are left: the same command continues" in error
     assert not is_alive(worker)
     rows = read_rows(out)
     assert [row["seed"] for row in rows] == [1, 1]
@@ -430,9 +422,7 @@ def test_interrupted_killed_and_resumed(
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_takes_one_cell_with_it(
-    tiny_folder: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_dead_worker_fails_one_run_only(tiny_folder: Path, data: Path, tmp_path: Path) -> None:
     (data / "fake" / "die-2").touch()
     out = tmp_path / "out"
     process = start(["tiny=" + str(tiny_folder)], data, out, "--seeds", "4", "--jobs", "2")
@@ -441,7 +431,7 @@ def test_a_worker_that_dies_takes_one_cell_with_it(
     rows = read_rows(out)
     assert sorted(row["seed"] for row in rows) == [1, 1, 2, 3, 3, 4, 4]
     (failed,) = [row for row in rows if row["error"]]
-    assert failed["error"] == "the worker was killed by SIGKILL: perhaps for want of memory"
+    assert failed["error"] == "the worker was killed by SIGKILL, possibly because memory ran out"
     n_workers = len({line.split()[0] for line in (data / "fake" / "log").read_text().splitlines()})
     assert n_workers <= 2  # the other one went on alone
     assert os.path.getsize(out / "results.jsonl") > 0

@@ -21,10 +21,10 @@ from calque.evaluation.tasks.parsing import (
     list_languages,
     measure_parsing,
 )
-from calque.io.conllu import ParsedSentence, find_fault, read_trees
+from calque.io.conllu import ParsedSentence, find_tree_error, read_trees
 from calque.models.encoder import Encoder
 from calque.models.heads import NO_LABEL
-from calque.tokens.layout import fit_shape
+from calque.tokens.layout import fit_batch_shape
 
 DATA = Path(__file__).parents[1] / "data"
 UD = DATA / "ud"
@@ -92,7 +92,7 @@ def test_a_fixed_shape_changes_no_loss(tiny_encoder: Encoder, trees: list[Parsed
     examples = encode(tiny_encoder, trees, one_window=True)
     rows = np.random.default_rng(0).permutation(len(trees))[:9]
     plain = examples.collate(rows)
-    shape = fit_shape(examples.lengths, [rows])
+    shape = fit_batch_shape(examples.lengths, [rows])
     padded = examples.collate(rows, replace(shape, sequences=shape.sequences + 3))
     sizes = {f.name: getattr(padded, f.name).shape for f in fields(padded) if f.name != "tokens"}
     others = np.arange(7)  # another batch has tensors of the same sizes
@@ -124,7 +124,7 @@ def test_a_batch_parses_as_its_sentences_alone(
         found = parser.parse(alone, SETTINGS)
         heads = together.heads[begin : begin + n].tolist()
         assert heads == found.heads.tolist()
-        assert find_fault(heads) is None
+        assert find_tree_error(heads) is None
         kinds = together.relations[begin : begin + n]
         assert kinds.tolist() == found.relations.tolist()
         # The root's relation is the root's alone; here it has the number 0.
@@ -154,7 +154,7 @@ def test_long_sentences_are_read_in_windows(
     for begin, n in zip(
         np.cumsum(examples.n_words) - examples.n_words, examples.n_words, strict=True
     ):
-        assert find_fault(parses.heads[begin : begin + n].tolist()) is None
+        assert find_tree_error(parses.heads[begin : begin + n].tolist()) is None
 
 
 def test_what_is_cut_is_counted(tiny_encoder: Encoder, trees: list[ParsedSentence]) -> None:
@@ -175,7 +175,7 @@ def test_words_without_subwords_have_heads(tiny_encoder: Encoder) -> None:
     batch = examples.collate(np.array([0]))
     assert batch.tokens.ids[batch.places[1]] == tiny_encoder.tokenizer.unk_token_id
     parses = make_parser(tiny_encoder).parse(examples, SETTINGS)
-    assert find_fault(parses.heads.tolist()) is None
+    assert find_tree_error(parses.heads.tolist()) is None
 
 
 def test_treebanks_are_found_by_their_names(tmp_path: Path) -> None:

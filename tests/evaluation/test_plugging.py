@@ -32,11 +32,11 @@ from calque.evaluation.tasks.parsing import measure_parsing
 from calque.evaluation.tasks.reviews import measure_reviews
 from calque.evaluation.tasks.tagging import TagExamples, Tagger, encode_tag_pairs, encode_tagged
 from calque.io.conllu import TaggedSentence, read_tagged
-from calque.io.labelled import LabelledText, read_pairs
+from calque.io.labeled import LabeledText, read_labeled_pairs
 from calque.models.encoder import Encoder
 from calque.models.heads import NO_LABEL
 from calque.models.veco import Veco
-from calque.tokens.layout import fit_shape
+from calque.tokens.layout import fit_batch_shape
 from calque.tokens.ragged import BatchShape, Ragged, pack
 
 DATA = Path(__file__).parents[1] / "data"
@@ -60,17 +60,17 @@ def copy_veco(veco: Veco) -> Veco:
     return Veco(deepcopy(veco.model), veco.tokenizer)
 
 
-def encode_pairs(veco: Veco, pairs: Sequence[Paired[LabelledText]]) -> ClassPairs:
-    def encode(examples: Sequence[LabelledText], classes: list[str]) -> ClassExamples:
+def encode_pairs(veco: Veco, pairs: Sequence[Paired[LabeledText]]) -> ClassPairs:
+    def encode(examples: Sequence[LabeledText], classes: list[str]) -> ClassExamples:
         return encode_texts(veco.tokenizer, examples, classes, longest=64)
 
     return encode_class_pairs(encode, pairs, CLASSES)
 
 
 @pytest.fixture(scope="module")
-def real_pairs() -> list[Paired[LabelledText]]:
+def real_pairs() -> list[Paired[LabeledText]]:
     """German with its English, the third without, the fourth of which English is not learnt."""
-    sides = [read_pairs(XNLI / f"dev-{name}.tsv")[:6] for name in ("de", "en")]
+    sides = [read_labeled_pairs(XNLI / f"dev-{name}.tsv")[:6] for name in ("de", "en")]
     pairs = [Paired(german, english, True) for german, english in zip(*sides, strict=True)]
     pairs[2], pairs[3] = Paired(sides[0][2]), Paired(sides[0][3], sides[1][3])
     return pairs
@@ -89,11 +89,11 @@ def read_alone(veco: Veco, ids: np.ndarray, other: np.ndarray | None) -> torch.T
 
 @pytest.mark.parametrize("in_rows", [False, True])
 def test_pairs_are_read_as_one_by_one(
-    veco: Veco, real_pairs: list[Paired[LabelledText]], in_rows: bool
+    veco: Veco, real_pairs: list[Paired[LabeledText]], in_rows: bool
 ) -> None:
     pairs = encode_pairs(veco, real_pairs)
     rows = np.array([4, 2, 0, 3, 1])
-    shape: BatchShape | None = fit_shape(pairs.lengths, [rows]) if in_rows else None
+    shape: BatchShape | None = fit_batch_shape(pairs.lengths, [rows]) if in_rows else None
     batch = pairs.collate(rows, shape)
     assert isinstance(batch.tokens, PluggedTokens)
     with torch.no_grad():
@@ -118,11 +118,11 @@ def test_pairs_are_read_as_one_by_one(
     assert english.tolist()[0] == german.tolist()[0]
 
 
-def test_the_same_loss_in_rows(veco: Veco, real_pairs: list[Paired[LabelledText]]) -> None:
+def test_the_same_loss_in_rows(veco: Veco, real_pairs: list[Paired[LabeledText]]) -> None:
     pairs = encode_pairs(veco, real_pairs)
     model = TextClassifier(copy_veco(veco), 3, PLUG, torch.Generator().manual_seed(0)).eval()
     rows = np.arange(6)
-    shape = fit_shape(pairs.lengths, [rows])
+    shape = fit_batch_shape(pairs.lengths, [rows])
     losses = [model(pairs.collate(rows, s)) for s in (None, shape)]
     torch.testing.assert_close(losses[0], losses[1])
     losses[0].backward()
@@ -131,7 +131,7 @@ def test_the_same_loss_in_rows(veco: Veco, real_pairs: list[Paired[LabelledText]
 
 
 def test_without_any_translation_the_cross_attention_says_nothing(
-    veco: Veco, real_pairs: list[Paired[LabelledText]]
+    veco: Veco, real_pairs: list[Paired[LabeledText]]
 ) -> None:
     alone = [Paired(pair.example) for pair in real_pairs]
     model = TextClassifier(copy_veco(veco), 3, PLUG, torch.Generator().manual_seed(0)).eval()
@@ -164,7 +164,7 @@ def test_windows_of_long_sentences_are_paired_in_order(veco: Veco) -> None:
     assert n_words.sum() == len(words)
     model = Tagger(copy_veco(veco), names, PLUG, torch.Generator().manual_seed(0)).eval()
     rows = np.arange(len(found.lengths))
-    shape = fit_shape(found.lengths, [rows])
+    shape = fit_batch_shape(found.lengths, [rows])
     torch.testing.assert_close(model(found.collate(rows)), model(found.collate(rows, shape)))
 
 

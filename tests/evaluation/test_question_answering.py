@@ -28,7 +28,7 @@ from calque.evaluation.tasks.question_answering import (
 )
 from calque.io.questions import Answer, Question, read_questions
 from calque.models.encoder import Encoder
-from calque.tokens.layout import fit_shape
+from calque.tokens.layout import fit_batch_shape
 
 QUESTIONS = Path(__file__).parents[1] / "data" / "questions"
 SETTINGS = TaskSettings(epochs=1, batch_tokens=512, train_examples=8, test_examples=4)
@@ -160,7 +160,7 @@ def test_a_fixed_shape_changes_no_loss(tiny_encoder: Encoder) -> None:
     questions = read_questions(QUESTIONS / "xquad" / "xquad.en.json")
     examples = encode_questions(tiny_encoder.tokenizer, questions, 96, stride=32)
     rows = np.random.default_rng(0).permutation(len(examples.lengths))[:7]
-    shape = replace(fit_shape(examples.lengths, [rows]), sequences=10)
+    shape = replace(fit_batch_shape(examples.lengths, [rows]), sequences=10)
     padded, plain = examples.collate(rows, shape), examples.collate(rows)
     other = examples.collate(np.arange(5), shape)
     for field in fields(padded):

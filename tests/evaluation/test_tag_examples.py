@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 from calque.evaluation.tasks.tagging import encode_tagged
 from calque.io.conllu import TaggedSentence
 from calque.models.heads import NO_LABEL
-from calque.tokens.layout import fit_shape
+from calque.tokens.layout import fit_batch_shape
 
 SENTENCES = [
     TaggedSentence(("Ich", "mag", "Katzen", "."), ("PRON", "VERB", "NOUN", "PUNCT")),
@@ -21,7 +21,7 @@ NAMES = ["ADV", "NOUN", "PRON", "PUNCT", "VERB", "X"]
 def test_tags_stand_at_first_subwords(tiny_tokenizer: PreTrainedTokenizerFast, fixed: bool) -> None:
     examples = encode_tagged(tiny_tokenizer, SENTENCES, NAMES, longest=128, overlap=0.25)
     rows = np.array([2, 0, 1])
-    shape = fit_shape(examples.lengths, [rows]) if fixed else None
+    shape = fit_batch_shape(examples.lengths, [rows]) if fixed else None
     batch = examples.collate(rows, shape)
     found: list[list[tuple[str, str]]] = []
     for start, stop in zip(batch.tokens.offsets[:-1], batch.tokens.offsets[1:], strict=True):

@@ -1,17 +1,15 @@
-"""Tagging probes as tasks: files found, rows complete, tables."""
+"""Tagging probes as tasks: files, and scores that agree with the probe itself."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from calque.cli import run
 from calque.errors import InputError
-from calque.evaluation.registry import find_tasks
-from calque.evaluation.tasks.tagging_probe import NER, POS, find_files, score_tagging_probe
+from calque.evaluation.settings import TaskSettings
+from calque.evaluation.tasks.tagging_probe import NER, POS, find_files, list_languages, measure
 from calque.io.conllu import read_tagged
 from calque.models.encoder import Encoder
 from calque.models.tag_probe import TagProbe
@@ -36,27 +34,31 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
-def test_rows_are_those_of_the_probe(tiny_encoder: Encoder, data: Path) -> None:
-    told: list[str] = []
-    found = score_tagging_probe(
-        tiny_encoder, data / "ud", task=POS, model="m", layers=[1, -1], on_language=told.append
+def test_scores_are_those_of_the_probe(tiny_encoder: Encoder, data: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    found = measure(
+        tiny_encoder,
+        data / "ud",
+        task=POS,
+        settings=TaskSettings(layers=(1, -1)),
+        on_progress=lambda *step: steps.append(step),
     )
-    assert told == ["en", "de"]
+    assert steps == [(1, 2), (2, 2)]
     tests = {
         "en": read_tagged(TAGGED / "en_ewt-dev.conllu"),
         "de": read_tagged(TAGGED / "de_gsd-dev.conllu.xz"),
     }
     train = read_tagged(TAGGED / "en_ewt-train.conllu")
     expected = TagProbe(tiny_encoder, train, tests, source="en").measure(tiny_encoder, [1, 4])
-    rows = {(score.layer, score.language, score.metric): score for score in found}
-    assert len(rows) == len(found) == 8
-    for layer, scores in expected.items():
-        assert rows[layer, "en", "accuracy"].value == scores.own
-        assert rows[layer, "de", "accuracy"].value == scores.scores["de"]
-        assert rows[layer, "mean", "accuracy"].value == scores.others
-        assert rows[layer, "mean", "gap"].value == scores.gap
-    assert {score.n_items for score in found} == {15}
-    assert {(score.model, score.task) for score in found} == {("m", "pos_probe")}
+    assert [each.language for each in found] == list_languages(data / "ud", task=POS) == list(tests)
+    for each in found:
+        assert each.layers == {
+            layer: {"accuracy": 100 * scores.scores[each.language]}
+            for layer, scores in expected.items()
+        }
+        # Layer 4 is the nearest to layer 3, two thirds of the layers.
+        assert (each.metrics, each.counts) == (each.layers[4], {"layer": 4})
+        assert (each.n_items, each.items) == (15, None)
 
 
 def test_files_are_found_in_and_above_their_folder(data: Path) -> None:
@@ -81,40 +83,16 @@ def test_treebanks_in_folders_of_their_own(data: Path, tmp_path: Path) -> None:
 
 def test_missing_files_are_named(data: Path, tmp_path: Path) -> None:
     # Names must not be taken for parts of speech.
-    with pytest.raises(InputError, match=r"no files of pos_probe here .*udpos/train-en.tsv\*"):
+    with pytest.raises(InputError, match=r"no files of pos_probe .*udpos/train-en.tsv\*"):
         find_files(data / "xtreme" / "panx", POS)
-    with pytest.raises(InputError, match="no such folder"):
+    with pytest.raises(InputError, match="the folder does not exist"):
         find_files(tmp_path / "none", NER)
     with pytest.raises(InputError, match=r"no test of 'fr' \(choose from: en zh\)"):
         find_files(data, POS, ["fr"]).find_tests()
 
 
 def test_names_are_scored_by_spans(tiny_encoder: Encoder, data: Path) -> None:
-    found = find_tasks(NER)[NER](tiny_encoder, data, model="m", layers=[0], languages=["de"])
-    assert {score.metric for score in found} == {"span_f1", "gap"}
-    # The test is the text it learnt from.
-    assert all(score.value == (0 if score.metric == "gap" else 1) for score in found)
-
-
-def test_the_command(
-    tiny_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "scores.jsonl"
-    options = ["--tasks", "pos_probe", "--data", str(data / "ud"), "-o", str(out)]
-    assert run(["evaluate", str(tiny_folder), *options]) == 0
-    shown = capsys.readouterr().out
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(rows) == 5 * 4
-    means = {
-        r["layer"]: r["value"] for r in rows if r["language"] == "mean" and r["metric"] != "gap"
-    }
-    best = max(sorted(means), key=lambda layer: means[layer])
-    gap = next(r["value"] for r in rows if r["metric"] == "gap" and r["layer"] == best)
-    lines = [line for line in shown.splitlines() if "mean of others │" in line]
-    assert lines[0].split("│")[2].strip() == f"{100 * means[best]:.1f}"
-    assert f"layer {best}" in shown
-    assert any(
-        line.split("│")[1].strip() == "gap" and line.split("│")[2].strip() == f"{100 * gap:.1f}"
-        for line in shown.splitlines()
-        if line.count("│") == 3
-    )
+    settings = TaskSettings(layers=(0,))
+    found = measure(tiny_encoder, data, task=NER, languages=["de"], settings=settings)
+    assert [each.language for each in found] == ["en", "de"]
+    assert all(each.metrics == {"span_f1": 100.0} for each in found)  # the training text itself

@@ -13,7 +13,7 @@ from calque.evaluation.finetuning.transfer import (
     pick_languages,
     plan_runs,
 )
-from calque.evaluation.records import Outcome
+from calque.evaluation.records import LanguageScores
 from calque.evaluation.settings import TaskSettings
 
 TRAINABLE, TESTS = ["vi", "en"], ["de", "en", "vi"]
@@ -62,12 +62,12 @@ def test_every_run_begins_with_the_same_weights() -> None:
     model = torch.nn.Linear(2, 2)
     begun, told = [], list[tuple[int, int]]()
 
-    def measure(run: Run, on_progress: object) -> list[Outcome]:
+    def measure(run: Run, on_progress: object) -> list[LanguageScores]:
         begun.append(model.weight.detach().clone())
         with torch.no_grad():
             model.weight += 1
         on_progress(3, 4)  # type: ignore[operator]
-        return [Outcome(run.tests[0], {"las": 1.0}, 1)]
+        return [LanguageScores(run.tests[0], {"las": 1.0}, 1)]
 
     runs = [Run(("en",), ("en",)), Run(("vi",), ("vi",))]
     outcomes = measure_runs(model, runs, measure, lambda done, total: told.append((done, total)))

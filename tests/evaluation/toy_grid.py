@@ -1,6 +1,6 @@
-"""A toy task for grids, and a command line that knows it: python toy_grid.py evaluate …
+"""A toy task for tests of grids, and a command line that has it: python toy_grid.py evaluate ...
 
-Files beside the test, `fake/NAME-SEED`, make a cell slow, fail, or die.
+Files `fake/slow-SEED`, `fail-SEED` and `die-SEED` make a run slow, fail, or die.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from calque.evaluation.records import Items, Outcome
-from calque.evaluation.registry import TASKS, TaskKind
+from calque.evaluation.records import ItemScores, LanguageScores
+from calque.evaluation.registry import TASKS, Task
 
-KIND = TaskKind(
+TRAINED = Task(
     "a toy",
     "accuracy",
     "toy_grid:measure",
     ("fake/test-*.txt",),
-    languages="toy_grid:list_languages",
+    "toy_grid:list_languages",
     trained=True,
 )
-STEADY = replace(KIND, languages=None, trained=False, higher_is_better=False)
+UNTRAINED = replace(TRAINED, languages=None, trained=False, higher_is_better=False)
 
 
 def list_languages(data: Path, settings: Any) -> list[str]:
@@ -39,32 +39,34 @@ def list_more(data: Path, settings: Any) -> list[str]:
 
 def measure(
     encoder: Any, data: Path, *, languages: Any, settings: Any, seed: int, on_progress: Any
-) -> list[Outcome]:
-    """Score lines by chance, so that the seed and the weights decide."""
+) -> list[LanguageScores]:
+    """Score lines at random, depending on the seed and the weights."""
     fake = data / "fake"
     with open(fake / "log", "a") as log:
         log.write(f"{os.getpid()} {seed}\n")
     if (fake / f"slow-{seed}").exists():
         time.sleep(120)
     if (fake / f"fail-{seed}").exists():
-        raise ZeroDivisionError("by purpose\nand more")
+        raise ZeroDivisionError("on purpose\nand more")
     if (fake / f"die-{seed}").exists():
         os.kill(os.getpid(), signal.SIGKILL)
     first = float(next(iter(encoder.parameters())).detach().float().sum())
-    outcomes = []
+    scores = []
     for n_done, language in enumerate(languages, start=1):
         n_lines = len((fake / f"test-{language}.txt").read_text().splitlines())
         generator = np.random.default_rng([seed, abs(int(first * 1000)), settings.epochs])
         hits = generator.integers(0, 2, n_lines).astype(float)
-        items = Items(hits, np.ones(n_lines))
+        items = ItemScores(hits, np.ones(n_lines))
         metrics = {"accuracy": items.score, "lines": float(n_lines)}
-        outcomes.append(Outcome(language, metrics, n_lines, items, {2: 1.5}, {"cut": 3}))
+        scores.append(
+            LanguageScores(language, metrics, n_lines, items, {2: {"accuracy": 1.5}}, {"cut": 3})
+        )
         on_progress(n_done, len(languages))
-    return outcomes
+    return scores
 
 
 if __name__ == "__main__":
     from calque.cli import run
 
-    TASKS["toy"] = KIND
+    TASKS["toy"] = TRAINED
     sys.exit(run(sys.argv[1:]))

@@ -1,248 +1,205 @@
-"""How many items a file of a dataset has, read by what the tasks themselves read it with.
-
-What a folder holds of the known datasets: languages, splits, how much, and what is wrong.
-"""
+"""The public function `check_data`: which datasets a folder contains, and what is wrong with it."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from calque.errors import InputError
-from calque.evaluation.datasets import DATASETS, Dataset, FileKind
-from calque.io.files import MAGIC, read_lines
+from calque.evaluation.datasets import Dataset, FileKind, find_dataset, load_datasets
+from calque.io import conllu, dictionaries, labeled, questions
+from calque.io.files import MAGIC_BYTES, read_lines
 
-
-def count_tagged(path: Path) -> int:
-    """Count sentences whose words have tags."""
-    from calque.io.conllu import read_tagged
-
-    return len(read_tagged(path))
-
-
-def count_names(path: Path) -> int:
-    """Count sentences whose words have tags of spans."""
-    from calque.io.conllu import read_names
-
-    return len(read_names(path))
-
-
-def count_trees(path: Path) -> int:
-    """Count sentences that are trees."""
-    from calque.io.conllu import read_trees
-
-    return len(read_trees(path))
-
-
-def count_pairs(path: Path) -> int:
-    """Count pairs of texts with a class."""
-    from calque.io.labelled import read_pairs
-
-    return len(read_pairs(path))
-
-
-def count_questions(path: Path) -> int:
-    """Count questions."""
-    from calque.io.questions import read_questions
-
-    return len(read_questions(path))
-
-
-def count_reviews(path: Path) -> int:
-    """Count reviews that are good or bad."""
-    from calque.io.labelled import read_reviews
-
-    return len(read_reviews(path))
-
-
-def count_mining(path: Path) -> int:
-    """Count the true pairs of two texts."""
-    from calque.evaluation.tasks.bucc import read_test
-
-    return len(read_test(path).gold)
-
-
-def count_tatoeba(path: Path) -> int:
-    """Count sentences with an English translation."""
-    from calque.evaluation.tasks.tatoeba import read_test
-
-    return len(read_test(path.parent, path.suffix[1:])[0])
-
-
-def count_entries(path: Path) -> int:
-    """Count entries of a dictionary."""
-    from calque.io.dictionaries import read_dictionary
-
-    return _some(sum(1 for _ in read_dictionary(path)), path)
-
-
-def count_similarities(path: Path) -> int:
-    """Count pairs of words with their similarity."""
-    from calque.evaluation.tasks.word_similarity import read_pairs
-
-    return len(read_pairs(path).src)
-
-
-def count_links(path: Path) -> int:
-    """Count sentence pairs with gold links."""
-    from calque.evaluation.tasks.alignment_error import read_test
-
-    return _some(len(read_test(path.parent, path.stem)[0]), path)
-
-
-def count_lines(path: Path) -> int:
-    """Count the lines of a text, as many as its English translation has."""
-    n_lines = sum(1 for _ in read_lines(path))
-    name = path.stem if path.suffix in MAGIC else path.name
-    english = name.rpartition(".")[0] + ".en"
-    for suffix in ("", *MAGIC):
-        other = path.with_name(english + suffix)
-        if other.exists() and other != path:
-            n_other = sum(1 for _ in read_lines(other))
-            if n_other != n_lines:
-                problem = f"{n_lines:,} lines, but {n_other:,} in {other.name}"
-                raise InputError(problem, file=path, fix="the files must pair line by line")
-    return _some(n_lines, path)
-
-
-READERS: dict[str, Callable[[Path], int]] = {
-    "tagged": count_tagged,
-    "names": count_names,
-    "trees": count_trees,
-    "pairs": count_pairs,
-    "questions": count_questions,
-    "reviews": count_reviews,
-    "mining": count_mining,
-    "tatoeba": count_tatoeba,
-    "entries": count_entries,
-    "similarities": count_similarities,
-    "links": count_links,
-    "lines": count_lines,
-}
-# Readers of tables whose test files are given out without the column of labels.
-COLUMNS = {"tagged": 2, "names": 2, "pairs": 3}
-
-
-def is_unlabelled(path: Path, reader: str, split: str) -> bool:
-    """Tell a test file that was given out without its labels, or its answers."""
-    if reader == "questions":
-        from calque.evaluation.tasks.question_answering import is_answered
-
-        return not is_answered(path)
-    if split != "test" or reader not in COLUMNS:
-        return False
-    first = islice((line for line in read_lines(path) if line.strip()), 5)
-    return all(line.rstrip("\t").count("\t") < COLUMNS[reader] - 1 for line in first)
-
-
-def _some(n_items: int, path: Path) -> int:
-    if not n_items:
-        raise InputError("is empty", file=path, fix="fetch it again")
-    return n_items
+if TYPE_CHECKING:
+    from calque.types import Progress
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file of a dataset; without labels it has no items, if malformed it has a problem."""
+    """A file of a dataset. A file without labels has no items, an invalid one has a problem."""
 
     dataset: str
     split: str
     language: str
     path: Path
     n_items: int = 0
-    is_unlabelled: bool = False
+    is_unlabeled: bool = False
     problem: InputError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FolderReport:
-    """All that was found in a folder, and how many files belong to no dataset."""
+    """The files of known datasets in a folder, and the files that belong to none."""
 
     found: tuple[FoundFile, ...]
-    unknown: tuple[Path, ...] = field(default=())
+    unknown: tuple[Path, ...] = ()
 
     @property
     def problems(self) -> list[InputError]:
-        """What is wrong with files, in their order."""
+        """The problems of invalid files."""
         return [file.problem for file in self.found if file.problem is not None]
 
-    def of(self, dataset: str) -> list[FoundFile]:
-        """Give the files of a dataset."""
+    def files_of(self, dataset: str) -> list[FoundFile]:
+        """Return the files of a dataset."""
         return [file for file in self.found if file.dataset == dataset]
 
     def missing(self, name: str) -> list[str]:
-        """Say what of a dataset is not there, or could not be read."""
-        dataset = DATASETS[name]
-        usable = [file for file in self.of(name) if file.n_items]
-        splits, languages = (
-            {getattr(file, what) for file in usable} for what in ("split", "language")
-        )
+        """Return the splits and languages of a dataset that are missing or could not be read."""
+        dataset, files = find_dataset(name), self.files_of(name)
+        splits = {file.split for file in files if file.n_items}
+        languages = {file.language for file in files if file.n_items}
         absent = [f"no {split}" for split in dataset.splits if split not in splits]
         lacking = [language for language in dataset.expected.split() if language not in languages]
         if lacking:
             absent.append(f"no {' '.join(lacking)}")
-        n_unlabelled = sum(file.is_unlabelled for file in self.of(name))
-        if n_unlabelled:
-            absent.append(f"{n_unlabelled} test files without labels")
+        n_unlabeled = sum(file.is_unlabeled for file in files)
+        if n_unlabeled:
+            absent.append(f"{n_unlabeled} test files without labels")
         return absent
 
 
-def check_folder(
-    folder: Path,
-    datasets: Mapping[str, Dataset] | None = None,
-    on_file: Callable[[int], None] | None = None,
+def check_data(
+    folder: str | Path,
+    tasks: Iterable[str] | None = None,
+    *,
+    progress: Progress | None = None,
 ) -> FolderReport:
-    """Read every file of a folder that belongs to a dataset, and say what is in it.
+    """Read every file of a folder that belongs to a known dataset, as the tasks would read it.
 
-    Folders in it are looked through, links to folders are not followed.
+    Args:
+        folder: Data folder; subfolders are included, links to folders are not followed.
+        tasks: Check the datasets of these tasks only. Default: all.
+        progress: Called with the number of files that have been read.
+
+    Example:
+        >>> report = calque.check_data("data", ["xnli"])  # doctest: +SKIP
+        >>> [(file.language, file.split, file.n_items) for file in report.found]  # doctest: +SKIP
+        [('en', 'dev', 2490)]
     """
-    known = DATASETS if datasets is None else datasets
+    folder, datasets = Path(folder), load_datasets(tasks)
     found, unknown = [], []
-    for path in list_files(folder):
-        place = f"/{folder.resolve().name}/{path.relative_to(folder).as_posix()}"
-        match = _recognize(place, known)
+    paths = _list_files(folder)
+    for n_done, path in enumerate(paths, start=1):
+        name = f"/{folder.resolve().name}/{path.relative_to(folder).as_posix()}"
+        match = recognize_file(name, datasets)
         if match is None:
             unknown.append(path)
         elif match[1].reader is not None:
-            found.append(_read(path, *match))
-        if on_file is not None:
-            on_file(1)
+            found.append(_check_file(path, *match))
+        if progress is not None:
+            progress("reading", n_done, len(paths))
     return FolderReport(tuple(found), tuple(unknown))
 
 
-def list_files(folder: Path) -> list[Path]:
-    """List the files beneath a folder, but hidden ones."""
-    if not folder.is_dir():
-        raise InputError("no such folder", file=folder, fix="check the path")
-    found = []
-    for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(root, name) for name in sorted(names) if not name.startswith(".")]
-    return found
-
-
-def _recognize(
-    place: str, known: Mapping[str, Dataset]
+def recognize_file(
+    name: str, datasets: Mapping[str, Dataset]
 ) -> tuple[str, FileKind, re.Match[str]] | None:
-    for name, dataset in known.items():
+    """Return the dataset and the kind of a file by its path."""
+    for dataset_name, dataset in datasets.items():
         for kind in dataset.files:
-            if match := re.search(f"{kind.pattern}$", place):
-                return name, kind, match
+            if match := re.search(f"{kind.pattern}$", name):
+                return dataset_name, kind, match
     return None
 
 
-def _read(path: Path, dataset: str, kind: FileKind, match: re.Match[str]) -> FoundFile:
+def _count_mining(path: Path) -> int:
+    from calque.evaluation.tasks.bucc import read_test
+
+    return len(read_test(path).gold)
+
+
+def _count_tatoeba(path: Path) -> int:
+    from calque.evaluation.tasks.tatoeba import read_test
+
+    return len(read_test(path.parent, path.suffix[1:])[0])
+
+
+def _count_similarities(path: Path) -> int:
+    from calque.evaluation.tasks.word_similarity import read_pairs
+
+    return len(read_pairs(path).src)
+
+
+def _count_links(path: Path) -> int:
+    from calque.evaluation.tasks.alignment_error import read_test
+
+    return len(read_test(path.parent, path.stem)[0])
+
+
+def _count_lines(path: Path) -> int:
+    """Count the lines of a text; its English translation must have as many."""
+    n_lines = sum(1 for _ in read_lines(path))
+    name = path.stem if path.suffix in MAGIC_BYTES else path.name
+    english = name.rpartition(".")[0] + ".en"
+    for suffix in ("", *MAGIC_BYTES):
+        other = path.with_name(english + suffix)
+        if other.exists() and other != path:
+            n_other = sum(1 for _ in read_lines(other))
+            if n_other != n_lines:
+                problem = f"the file has {n_lines:,} lines, but {other.name} has {n_other:,}"
+                fix = "line n of both files must be translations of each other"
+                raise InputError(problem, file=path, fix=fix)
+    return n_lines
+
+
+# The number of items in a file, by the name of the reader in datasets.toml.
+READERS: dict[str, Callable[[Path], int]] = {
+    "tagged": lambda path: len(conllu.read_tagged(path)),
+    "names": lambda path: len(conllu.read_entity_tags(path)),
+    "trees": lambda path: len(conllu.read_trees(path)),
+    "pairs": lambda path: len(labeled.read_labeled_pairs(path)),
+    "reviews": lambda path: len(labeled.read_reviews(path)),
+    "questions": lambda path: len(questions.read_questions(path)),
+    "entries": lambda path: sum(1 for _ in dictionaries.read_dictionary(path)),
+    "mining": _count_mining,
+    "tatoeba": _count_tatoeba,
+    "similarities": _count_similarities,
+    "links": _count_links,
+    "lines": _count_lines,
+}
+# Readers of tables whose test files are published without the column of labels.
+N_COLUMNS = {"tagged": 2, "names": 2, "pairs": 3}
+
+
+def _check_file(path: Path, dataset: str, kind: FileKind, match: re.Match[str]) -> FoundFile:
     groups = match.groupdict()
     split = groups.get("split") or kind.split
     language = (groups.get("language") or "en").lower()
     reader = kind.reader or ""
     try:
-        if is_unlabelled(path, reader, split):
-            return FoundFile(dataset, split, language, path, is_unlabelled=True)
-        return FoundFile(dataset, split, language, path, READERS[reader](path))
+        if _is_unlabeled(path, reader, split):
+            return FoundFile(dataset, split, language, path, is_unlabeled=True)
+        n_items = READERS[reader](path)
+        if not n_items:
+            raise InputError("the file is empty", file=path, fix="download it again")
+        return FoundFile(dataset, split, language, path, n_items)
     except InputError as error:
         return FoundFile(dataset, split, language, path, problem=error)
+
+
+def _is_unlabeled(path: Path, reader: str, split: str) -> bool:
+    """Return whether a test file was published without its labels or answers."""
+    if reader == "questions":
+        from calque.evaluation.tasks.question_answering import is_answered
+
+        return not is_answered(path)
+    if split != "test" or reader not in N_COLUMNS:
+        return False
+    first = islice((line for line in read_lines(path) if line.strip()), 5)
+    return all(line.rstrip("\t").count("\t") < N_COLUMNS[reader] - 1 for line in first)
+
+
+def _list_files(folder: Path) -> list[Path]:
+    """List the files of a folder and its subfolders, except hidden ones."""
+    if not folder.is_dir():
+        raise InputError("the folder does not exist", file=folder, fix="check the path")
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(root, name) for name in sorted(names) if not name.startswith(".")]
+    return found

@@ -1,4 +1,4 @@
-"""Numbers out of predictions; nothing here formats or prints."""
+"""Metrics of retrieval and correlation."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Vectors = npt.NDArray[np.float32]
-    IntArray = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float64]
 
 BLOCK_ROWS = 4096
 
 
 def find_nearest(queries: Vectors, candidates: Vectors) -> npt.NDArray[np.int64]:
-    """Find for every query its nearest candidate by cosine; of equals, the first.
+    """Return the index of the nearest candidate by cosine for every query; of ties, the first.
 
     >>> find_nearest(np.float32([[2, 1], [0, 3]]), np.float32([[0, 1], [1, 0], [0, 2]])).tolist()
     [1, 0]
     """
     if len(candidates) == 0:
-        raise InputError("there is nothing to search among", fix="give at least one candidate")
+        raise InputError("there are no candidates to search", fix="pass at least one candidate")
     targets = normalize_vectors(candidates).T
     blocks = [
         (normalize_vectors(queries[start : start + BLOCK_ROWS]) @ targets).argmax(axis=1)
@@ -34,23 +34,25 @@ def find_nearest(queries: Vectors, candidates: Vectors) -> npt.NDArray[np.int64]
     return np.concatenate([np.zeros(0, dtype=np.int64), *blocks])
 
 
-def retrieval_accuracy(src: Vectors, tgt: Vectors) -> tuple[float, float]:
-    """Return how often row k's nearest row on the other side is k: src → tgt, tgt → src.
+def retrieval_hits(src: Vectors, tgt: Vectors) -> tuple[Floats, Floats]:
+    """Return 1 for every row whose nearest row on the other side has the same number, else 0.
 
-    >>> retrieval_accuracy(np.float32([[1, 0], [1, 1]]), np.float32([[1, 0.1], [1, 0.2]]))
-    (1.0, 0.5)
+    The first array is for src → tgt, the second for tgt → src; their means are accuracies.
+
+    >>> src, tgt = np.float32([[1, 0], [1, 1]]), np.float32([[1, 0.1], [1, 0.2]])
+    >>> [hits.tolist() for hits in retrieval_hits(src, tgt)]
+    [[1.0, 1.0], [1.0, 0.0]]
     """
     if len(src) != len(tgt) or len(src) == 0:
-        raise InputError(
-            f"{len(src)} vectors cannot be paired with {len(tgt)}", fix="give pairs, row by row"
-        )
+        problem = f"{len(src)} source vectors cannot be paired with {len(tgt)} target vectors"
+        raise InputError(problem, fix="pass the same number of vectors for both sides")
     gold = np.arange(len(src))
     forward, backward = find_nearest(src, tgt) == gold, find_nearest(tgt, src) == gold
-    return float(forward.mean()), float(backward.mean())
+    return forward.astype(np.float64), backward.astype(np.float64)
 
 
 def pearson_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
-    """Give the linear correlation of two sets of numbers; 0 where one of them is constant.
+    """Return the linear correlation of two lists of numbers; 0 if one of them is constant.
 
     >>> round(pearson_correlation([1, 2, 3], [1, 2, 6]), 3)
     0.945
@@ -58,7 +60,8 @@ def pearson_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     sides = [np.asarray(side, dtype=np.float64) for side in (x, y)]
     if sides[0].shape != sides[1].shape or sides[0].ndim != 1:
         shapes = " and ".join(str(side.shape) for side in sides)
-        raise InputError(f"numbers of shapes {shapes} cannot be paired", fix="give pairs")
+        problem = f"numbers of shapes {shapes} cannot be paired"
+        raise InputError(problem, fix="pass two lists of the same length")
     if any(side.size < 2 or side.min() == side.max() for side in sides):
         return 0.0
     centered = [side - side.mean() for side in sides]
@@ -70,24 +73,22 @@ def pearson_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
 
 
 def spearman_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
-    """Give the correlation of ranks, where equal numbers share the mean of theirs.
+    """Return the correlation of ranks; equal numbers have the mean of their ranks.
 
     >>> round(spearman_correlation([1, 2, 3, 4], [1, 2, 2, 100]), 3)
     0.949
     """
-    return pearson_correlation(*(_rank(np.asarray(side)) for side in (x, y)))
+    ranks = []
+    for side in (x, y):
+        _, inverse, counts = np.unique(np.asarray(side), return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[inverse])
+    return pearson_correlation(*ranks)
 
 
 def harmonic_mean(x: float, y: float) -> float:
-    """Give 2xy / (x + y), and 0 unless both are above it.
+    """Return 2xy / (x + y), or 0 unless both are positive.
 
     >>> harmonic_mean(0.6, 0.3), harmonic_mean(-0.1, 0.5)
     (0.4, 0.0)
     """
     return 2 * x * y / (x + y) if min(x, y) > 0 else 0.0
-
-
-def _rank(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return ranks

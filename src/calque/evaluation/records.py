@@ -1,4 +1,4 @@
-"""What a model did on a task, language by language, with every test item's share of the score."""
+"""Scores of one model on one task, one record per language."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
-    """Test items of a score that is a ratio of sums: 100 · Σ numerators / Σ denominators.
+class ItemScores:
+    """Contribution of every test item to a score of the form 100 · Σ numerators / Σ denominators.
 
-    Accuracy has ones below; F1 has twice the hits above and predicted plus gold below; an error
-    rate has its errors above. So resampling items resamples the score itself, whatever it is.
+    For accuracy all denominators are 1. For F1 the numerator is twice the number of correct
+    predictions and the denominator the number of predictions plus the number of gold answers.
+    `calque compare` resamples these items to test whether two models differ.
     """
 
     numerators: npt.NDArray[np.float64]
@@ -24,24 +25,29 @@ class Items:
 
     @property
     def score(self) -> float:
-        """The score in percent; 0 where there is nothing to divide by."""
+        """The score in percent; 0 if the denominators sum to 0."""
         total = float(self.denominators.sum())
         return 100 * float(self.numerators.sum()) / total if total else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Scores of one model in one language of a task. The first metric is the main one.
+class LanguageScores:
+    """Scores of one model in one language of a task, in percent.
 
-    `layers` has the main metric by layer where a task looks at several; `counts` says what
-    happened to the data: sentences in windows, tags repaired, questions without an answer;
-    `notes` has what is no number, such as the signature of a score.
+    Attributes:
+        language: Language or language pair of the test.
+        metrics: All metrics; the first one is the main metric.
+        n_items: Number of test items.
+        items: Contribution of every item to the main metric, if it is a ratio of sums.
+        layers: All metrics by layer, for tasks that measure several layers.
+        counts: Facts about the data, such as the layer used or the sentences that were split.
+        notes: Facts that are not numbers, such as the signature of a BLEU score.
     """
 
     language: str
     metrics: Mapping[str, float]
     n_items: int
-    items: Items | None = None
-    layers: Mapping[int, float] = field(default_factory=dict)
+    items: ItemScores | None = None
+    layers: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)

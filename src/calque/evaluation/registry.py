@@ -1,7 +1,4 @@
-"""The list of tasks: the only place that names them.
-
-What they are written in is imported when a task is used, so that listing them costs nothing.
-"""
+"""The table of tasks. Their code is imported when a task is used, so that listing them is fast."""
 
 from __future__ import annotations
 
@@ -10,228 +7,255 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from inspect import signature
-from typing import Any, TypeAlias
+from typing import Any
 
 from calque.errors import InputError
-from calque.types import Score
-
-Scorer: TypeAlias = Callable[..., list[Score]]
 
 
 @dataclass(frozen=True, slots=True)
-class TaskKind:
-    """What a task is: its main metric, what it takes, and where its code and its data are.
+class Task:
+    """Description of a task.
 
-    `measure` and `languages` give outcomes of one model and the languages there are tests of, as
-    MODULE:FUNCTION, with a dot before a module of this package; `score` does the layers of an
-    untrained task one by one.
-    `files` are patterns of its data beneath the user's folder; `defaults` differ from
-    `TaskSettings`; `reads` are the settings that matter, all of them where it is `trained`.
+    Attributes:
+        title: What the task is about.
+        metric: Name of the main metric.
+        measure: "module:function" that measures one model and returns one `LanguageScores` per
+            language. It is called as `measure(model, data, languages=, settings=, seed=,
+            on_progress=)`, with `task=` if it has such a parameter.
+        files: Patterns of its data files below the user's data folder.
+        languages: "module:function" that lists the languages with a test, called with
+            `(data, settings)`. None if the languages depend on the model (word vectors).
+        model: What is measured: an encoder, a folder of word vectors, or an encoder-decoder.
+        trained: Whether the model is fine-tuned, so that the seed matters.
+        settings: The fields of `TaskSettings` that matter; all of them for trained tasks.
+        defaults: Default settings that differ from those of `TaskSettings`.
+        columns: Metrics shown in tables, by column title. Default: the main metric.
+        source: Language of the training text of a probe.
     """
 
-    what: str
+    title: str
     metric: str
     measure: str
     files: tuple[str, ...]
     languages: str | None = None
-    score: str | None = None
-    higher_is_better: bool = True
+    model: str = "encoder"
     trained: bool = False
-    of_vectors: bool = False
-    of_translators: bool = False
+    settings: tuple[str, ...] = ()
+    higher_is_better: bool = True
     defaults: Mapping[str, object] = field(default_factory=dict)
-    reads: tuple[str, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+    source: str | None = None
 
 
-def _untrained(what: str, metric: str, name: str, file: str, pattern: str, **more: Any) -> TaskKind:
-    """Describe a task that only looks at a model as it is."""
-    place = "untrained_vectors" if more.get("of_vectors") else "untrained"
-    measure, score = f".{place}:measure_{name}", f".{file}:score_{name}"
-    return TaskKind(what, metric, measure, (pattern,), score=score, **more)
+# Translated training sets are one folder deeper; translations of tagged sentences have no tags.
+POS_FILES = ("udpos/*.tsv*", "udpos/*/*.tsv*", "ud/*.conllu*", "ud/UD_*/*.conllu*")
+NER_FILES = ("panx/*.tsv*", "panx/*/*.tsv*")
+QA_TRAINING_FILES = ("squad/train-v1.1.json*", "tydiqa/**/*.train.json*")
+REVIEW_FOLDERS = ("cls-acl10-unprocessed", "cls", "amazon_reviews", "reviews")
+# Few windows contain the answer, so a batch is larger; fewer updates allow a higher rate.
+QA_DEFAULTS = {"batch_tokens": 4096, "learning_rate": 1e-4}
 
-
-def _probe(what: str, metric: str, *patterns: str) -> TaskKind:
-    """Describe a linear probe, whose fit is convex: no seed decides."""
-    return TaskKind(
-        what,
-        metric,
-        ".untrained:measure_tagging_probe",
-        patterns,
-        languages=".untrained:list_probe_languages",
-        score=".tagging_probe:score_tagging_probe",
-        reads=("layer",),
-    )
-
-
-def _trained(what: str, metric: str, measure: str, *patterns: str, **more: Any) -> TaskKind:
-    """Describe a task that is learnt; its module lists the languages."""
-    languages = f"{measure.partition(':')[0]}:list_languages"
-    return TaskKind(what, metric, measure, patterns, languages, trained=True, **more)
-
-
-def _translation(what: str, pattern: str) -> TaskKind:
-    """Describe a test of translations, for encoder–decoders."""
-    return TaskKind(
-        what,
-        "bleu",
-        ".machine_translation:measure_translations",
-        (pattern,),
-        languages=".machine_translation:list_directions",
-        of_translators=True,
-        reads=("test_examples",),
-    )
-
-
-def _questions(what: str, *patterns: str) -> TaskKind:
-    """Describe a set of questions, each of which may be learnt from another's.
-
-    Few windows have the answer: an update sees some thirty of them, as is usual. So there are few
-    updates, which bear a higher rate (docs/tasks.md).
-    """
-    measure = ".question_answering:measure_questions"
-    more = {"batch_tokens": 4096, "learning_rate": 1e-4}
-    return _trained(what, "f1", measure, *patterns, defaults=more)
-
-
-# Translated training sets lie one folder deeper.
-PARTS_OF_SPEECH = ("udpos/*.tsv*", "udpos/*/*.tsv*", "ud/*.conllu*", "ud/UD_*/*.conllu*")
-NAMES = ("panx/*.tsv*", "panx/*/*.tsv*")
-# Translations of tagged sentences have no tags.
-POS_TEXT, NER_TEXT = (
-    ("udpos/translate-*/*.txt*", "ud/translate-*/*.txt*"),
-    "panx/translate-*/*.txt*",
-)
-REVIEWS = ("cls-acl10-unprocessed", "cls", "amazon_reviews", "reviews")
-QUESTIONS_LEARNT = ("squad/train-v1.1.json*", "tydiqa/**/*.train.json*")
-TASKS: dict[str, TaskKind] = {
-    "tatoeba": _untrained(
-        "finding translations of sentences",
+TASKS: dict[str, Task] = {
+    "tatoeba": Task(
+        "sentence retrieval",
         "accuracy",
-        "tatoeba",
-        "tatoeba",
-        "tatoeba/tatoeba.*",
-        languages=".untrained:list_tatoeba_languages",
-        reads=("layer",),
+        "calque.evaluation.tasks.tatoeba:measure",
+        ("tatoeba/tatoeba.*",),
+        "calque.evaluation.tasks.tatoeba:list_languages",
+        settings=("layer", "layers", "center", "neutral", "maps"),
+        columns={"→ en": "accuracy_to_english", "en →": "accuracy_from_english"},
     ),
-    "word_alignment": _untrained(
-        "error rate of word links",
+    "word_alignment": Task(
+        "word alignment",
         "aer",
-        "word_alignment",
-        "alignment_error",
-        "gold_alignments/*-*.*",
-        languages=".untrained:list_alignment_pairs",
+        "calque.evaluation.tasks.alignment_error:measure",
+        ("gold_alignments/*-*.*",),
+        "calque.evaluation.tasks.alignment_error:list_languages",
+        settings=("layer", "layers", "maps"),
         higher_is_better=False,
-        reads=("layer",),
+        columns={"precision": "precision", "recall": "recall", "F1": "f1", "AER": "aer"},
     ),
-    "bucc": TaskKind(
-        "finding translations in two texts",
+    "bucc": Task(
+        "bitext mining",
         "f1",
-        ".bucc:measure_mining",
+        "calque.evaluation.tasks.bucc:measure",
         ("bucc2018/*-en.*", "bucc2018/*-en/*-en.*"),
-        languages=".bucc:list_languages",
-        reads=("layer",),
+        "calque.evaluation.tasks.bucc:list_languages",
+        settings=("layer",),
     ),
-    "pos_probe": _probe("parts of speech by a linear probe", "accuracy", *PARTS_OF_SPEECH),
-    "ner_probe": _probe("names by a linear probe", "span_f1", *NAMES),
-    "lexicon_induction": _untrained(
-        "finding translations of words",
+    "pos_probe": Task(
+        "part-of-speech tagging with a linear probe",
+        "accuracy",
+        "calque.evaluation.tasks.tagging_probe:measure",
+        POS_FILES,
+        "calque.evaluation.tasks.tagging_probe:list_languages",
+        settings=("layer", "layers"),
+        source="en",
+    ),
+    "ner_probe": Task(
+        "named-entity recognition with a linear probe",
+        "span_f1",
+        "calque.evaluation.tasks.tagging_probe:measure",
+        NER_FILES,
+        "calque.evaluation.tasks.tagging_probe:list_languages",
+        settings=("layer", "layers"),
+        source="en",
+    ),
+    "lexicon_induction": Task(
+        "word translation",
         "precision_at_1_csls",
-        "lexicon_induction",
-        "lexicon_induction",
-        "muse/*.5000-6500.txt",
-        of_vectors=True,
+        "calque.evaluation.tasks.lexicon_induction:measure",
+        ("muse/*.5000-6500.txt",),
+        model="vectors",
+        columns={
+            "nn\nP@1": "precision_at_1_nn",
+            "csls\nP@1": "precision_at_1_csls",
+            "csls\nP@5": "precision_at_5_csls",
+            "csls\nP@10": "precision_at_10_csls",
+            "known\nP@1": "precision_at_1_csls_known",
+            "coverage": "coverage",
+        },
     ),
-    "word_similarity": _untrained(
-        "similarity of words against people's",
+    "word_similarity": Task(
+        "correlation with human judgments of word similarity",
         "harmonic_mean",
-        "word_similarity",
-        "word_similarity",
-        "word_similarity/**/*.txt",
-        of_vectors=True,
+        "calque.evaluation.tasks.word_similarity:measure",
+        ("word_similarity/**/*.txt",),
+        model="vectors",
+        columns={
+            "known\nPearson": "pearson_known",
+            "known\nSpearman": "spearman_known",
+            "known\nharmonic": "harmonic_mean_known",
+            "all\nharmonic": "harmonic_mean",
+            "coverage": "coverage",
+        },
     ),
-    "pos": _trained(
-        "parts of speech",
+    "pos": Task(
+        "part-of-speech tagging",
         "accuracy",
-        ".tagging:measure_tagging",
-        *PARTS_OF_SPEECH,
-        *POS_TEXT,
+        "calque.evaluation.tasks.tagging:measure_tagging",
+        (*POS_FILES, "udpos/translate-*/*.txt*", "ud/translate-*/*.txt*"),
+        "calque.evaluation.tasks.tagging:list_languages",
+        trained=True,
     ),
-    "ner": _trained("names", "f1", ".tagging:measure_tagging", *NAMES, NER_TEXT),
-    "xnli": _trained(
-        "whether one sentence follows from another",
+    "ner": Task(
+        "named-entity recognition",
+        "f1",
+        "calque.evaluation.tasks.tagging:measure_tagging",
+        (*NER_FILES, "panx/translate-*/*.txt*"),
+        "calque.evaluation.tasks.tagging:list_languages",
+        trained=True,
+    ),
+    "xnli": Task(
+        "natural language inference",
         "accuracy",
-        ".classification:measure_pairs",
-        "xnli/*.tsv*",
-        "xnli/*/*.tsv*",
+        "calque.evaluation.tasks.classification:measure_pairs",
+        ("xnli/*.tsv*", "xnli/*/*.tsv*"),
+        "calque.evaluation.tasks.classification:list_languages",
+        trained=True,
     ),
-    "pawsx": _trained(
-        "whether two sentences mean the same",
+    "pawsx": Task(
+        "paraphrase identification",
         "accuracy",
-        ".classification:measure_pairs",
-        "pawsx/*.tsv*",
-        "pawsx/*/*.tsv*",
+        "calque.evaluation.tasks.classification:measure_pairs",
+        ("pawsx/*.tsv*", "pawsx/*/*.tsv*"),
+        "calque.evaluation.tasks.classification:list_languages",
+        trained=True,
     ),
-    "reviews": _trained(
-        "whether a review is positive",
+    "reviews": Task(
+        "sentiment of product reviews",
         "accuracy",
-        ".reviews:measure_reviews",
-        *(f"{folder}/**/*.review*" for folder in REVIEWS),
-        *(f"{folder}/*.tsv*" for folder in REVIEWS),
-        *(f"{folder}/translate-*/*.tsv*" for folder in REVIEWS),
+        "calque.evaluation.tasks.reviews:measure_reviews",
+        tuple(
+            f"{folder}/{pattern}"
+            for pattern in ("**/*.review*", "*.tsv*", "translate-*/*.tsv*")
+            for folder in REVIEW_FOLDERS
+        ),
+        "calque.evaluation.tasks.reviews:list_languages",
+        trained=True,
     ),
-    "parsing": _trained(
+    "parsing": Task(
         "dependency parsing",
         "las",
-        ".parsing:measure_parsing",
-        "ud/*-ud-*.conllu*",
-        "ud/UD_*/*-ud-*.conllu*",
+        "calque.evaluation.tasks.parsing:measure_parsing",
+        ("ud/*-ud-*.conllu*", "ud/UD_*/*-ud-*.conllu*"),
+        "calque.evaluation.tasks.parsing:list_languages",
+        trained=True,
     ),
-    "xquad": _questions("answers to questions, XQuAD", "xquad/**/*.json*", *QUESTIONS_LEARNT),
-    "mlqa": _questions("answers to questions, MLQA", "mlqa/**/*.json*", *QUESTIONS_LEARNT),
-    "tydiqa": _questions("answers to questions, TyDiQA", "tydiqa/**/*.json*"),
-    "translation": _translation("translating news, newstest2014", "translation/newstest2014.*"),
-    "multi30k": _translation(
-        "translating captions of pictures, Multi30k", "translation/multi30k/test_2016_flickr.*"
+    "xquad": Task(
+        "question answering, XQuAD",
+        "f1",
+        "calque.evaluation.tasks.question_answering:measure_questions",
+        ("xquad/**/*.json*", *QA_TRAINING_FILES),
+        "calque.evaluation.tasks.question_answering:list_languages",
+        trained=True,
+        defaults=QA_DEFAULTS,
+    ),
+    "mlqa": Task(
+        "question answering, MLQA",
+        "f1",
+        "calque.evaluation.tasks.question_answering:measure_questions",
+        ("mlqa/**/*.json*", *QA_TRAINING_FILES),
+        "calque.evaluation.tasks.question_answering:list_languages",
+        trained=True,
+        defaults=QA_DEFAULTS,
+    ),
+    "tydiqa": Task(
+        "question answering, TyDiQA",
+        "f1",
+        "calque.evaluation.tasks.question_answering:measure_questions",
+        ("tydiqa/**/*.json*",),
+        "calque.evaluation.tasks.question_answering:list_languages",
+        trained=True,
+        defaults=QA_DEFAULTS,
+    ),
+    "translation": Task(
+        "machine translation of news, newstest2014",
+        "bleu",
+        "calque.evaluation.tasks.machine_translation:measure_translations",
+        ("translation/newstest2014.*",),
+        "calque.evaluation.tasks.machine_translation:list_directions",
+        model="translator",
+        settings=("test_examples",),
+    ),
+    "multi30k": Task(
+        "machine translation of image captions, Multi30k",
+        "bleu",
+        "calque.evaluation.tasks.machine_translation:measure_translations",
+        ("translation/multi30k/test_2016_flickr.*",),
+        "calque.evaluation.tasks.machine_translation:list_directions",
+        model="translator",
+        settings=("test_examples",),
     ),
 }
 
 
-def load_function(reference: str, task: str) -> Callable[..., Any]:
-    """Import what MODULE:FUNCTION names; a function of several tasks is told which it does."""
-    module, _, name = reference.partition(":")
-    function: Callable[..., Any] = getattr(import_module(module, "calque.evaluation.tasks"), name)
-    return partial(function, task=task) if "task" in signature(function).parameters else function
+def find_tasks(names: Iterable[str]) -> dict[str, Task]:
+    """Return the tasks with the given names, each once; raise an InputError for unknown names.
 
-
-def find_kinds(names: Iterable[str]) -> dict[str, TaskKind]:
-    """Look up tasks by their names; an unknown one is an error, one named twice is one."""
-    asked = [name.strip() for name in names if name.strip()]
-    for name in asked:
-        if name not in TASKS:
-            raise InputError(f"no task is called {name!r}", fix=f"choose from: {', '.join(TASKS)}")
-    if not asked:
-        raise InputError("no task was named", fix=f"choose from: {', '.join(TASKS)}")
-    return {name: TASKS[name] for name in asked}
-
-
-def find_tasks(names: str) -> dict[str, Scorer]:
-    """Look up what scores tasks layer by layer; one that has to be trained is an error.
-
-    So are tasks of encoders beside tasks of word vectors: no model is both.
+    Tasks of word vectors and of other models cannot be combined: no model is both.
     """
-    kinds = find_kinds(names.split(","))
-    for name, kind in kinds.items():
-        if kind.score is None:
-            fix = "add --seeds 5 -o FOLDER" if kind.trained else "add -o FOLDER"
-            raise InputError(f"{name} is measured in a grid", fix=fix)
-    of_vectors = [name for name, kind in kinds.items() if kind.of_vectors]
-    if of_vectors and len(of_vectors) < len(kinds):
-        other = next(name for name in kinds if name not in of_vectors)
-        problem = f"{of_vectors[0]} scores word vectors, {other} encoders"
-        raise InputError(problem, fix="ask for them one after the other")
-    return {name: load_function(kind.score or "", name) for name, kind in kinds.items()}
+    tasks: dict[str, Task] = {}
+    for name in filter(None, (name.strip() for name in names)):
+        if name not in TASKS:
+            problem = f"there is no task {name!r}"
+            raise InputError(problem, fix=f"choose from: {', '.join(TASKS)}")
+        tasks[name] = TASKS[name]
+    if not tasks:
+        raise InputError("no task is given", fix=f"choose from: {', '.join(TASKS)}")
+    vectors = [name for name, kind in tasks.items() if kind.model == "vectors"]
+    others = [name for name in tasks if name not in vectors]
+    if vectors and others:
+        problem = f"{vectors[0]} measures word vectors and {others[0]} does not"
+        raise InputError(problem, fix="evaluate these tasks separately")
+    return tasks
 
 
-def take_vectors(names: Iterable[str]) -> bool:
-    """Tell whether tasks score word vectors, not encoders."""
-    return any(TASKS[name].of_vectors for name in names)
+def load_function(reference: str, task: str) -> Callable[..., Any]:
+    """Import "module:function"; bind the name of the task if the function has a `task` parameter.
+
+    One function may implement several tasks, for example tagging parts of speech and names.
+    """
+    module, _, name = reference.partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return partial(function, task=task) if "task" in signature(function).parameters else function

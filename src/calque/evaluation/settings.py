@@ -1,147 +1,204 @@
-"""How a task is learnt: all choices in one record, every one of them part of a result's hash.
-
-What a task read and tokenized for one seed, kept for the next one in the same process.
-"""
+"""Settings of tasks: every choice in one record, each of them part of a result's `config` hash."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Hashable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from weakref import WeakKeyDictionary
 
 from calque.errors import InputError
 
-# Learn in one language and test in all; learn in all languages there are training files of; learn
-# in every language for itself; or as the first, but from the frozen encoder's layers.
+# zero-shot: train in the source language and test in all languages. translate-train-all: train on
+# all languages that have training files. supervised: train and test in each language separately.
+# features: like zero-shot, but with a frozen encoder.
 Setting: TypeAlias = Literal["zero-shot", "translate-train-all", "supervised", "features"]
 SETTINGS: tuple[str, ...] = get_args(Setting)
+
+CHOICES = {
+    "setting": SETTINGS,
+    "head": ("linear", "crf"),
+    "select": ("last", "best"),
+    "plug": ("out", "in"),
+    "precision": ("bf16", "fp32"),
+}
+# Settings that were added later: they do not count in the hash while they have their default.
+OPTIONAL = ("plug", "layers", "center", "neutral", "maps")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """Choices of fine-tuning. The defaults suit a small encoder; large ones want a lower rate."""
+    """How a task is trained and tested. The defaults suit a small encoder."""
 
     setting: Setting = "zero-shot"
     source: str = "en"
     epochs: int = 3
-    # Of the encoder, and of what is put on top of it. With a higher rate the encoder forgets the
-    # other languages over many updates, while the source's scores stay (docs/tasks.md).
+    # Learning rates of the encoder and of the head. With a higher rate the encoder forgets the
+    # other languages over many updates, while scores in the source language stay the same.
     learning_rate: float = 5e-5
     head_learning_rate: float = 1e-3
-    # Real tokens an update sees at most, special ones included.
+    # Maximum number of tokens per update, special tokens included, padding not included.
     batch_tokens: int = 1024
-    # Tokens a sequence has at most; by default what the encoder's positions allow, up to 256.
+    # Maximum tokens per sequence. Default: what the encoder's positions allow, at most 256.
     max_length: int | None = None
-    # Of the updates, the share during which the learning rates rise; they fall linearly after.
+    # Share of the updates with a rising learning rate; afterwards it falls linearly.
     warmup: float = 0.1
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
-    # Dropout before the head, and inside the encoder (None: as the model was made).
+    # Dropout before the head, and inside the encoder (None: as configured in the model).
     dropout: float = 0.1
     body_dropout: float | None = None
-    # Of taggers: each word for itself, or the best whole sequence.
+    # Taggers: classify each word separately, or find the best sequence with a CRF.
     head: Literal["linear", "crf"] = "linear"
-    # Which epoch's weights are tested: the last, or the best on held-out text of the source.
+    # Test the weights of the last epoch, or of the best one on held-out source text.
     select: Literal["last", "best"] = "last"
-    # Examples to use at most, spread evenly over a file.
+    # Maximum number of examples, taken at equal distances from the file.
     train_examples: int | None = None
     test_examples: int | None = None
     # With frozen features: Transformer layers trained on top of the mixture of layers.
     extra_layers: int = 4
-    # Of words that windows over a long sentence have in common, as a share of a window.
+    # Overlap of the windows of a long sentence, as a share of a window.
     overlap: float = 0.25
-    # Of parsing: words of a sentence that are read and scored (None: all of them), and whether
-    # acl:relcl differs from acl.
+    # Parsing: read the first words of a sentence only (None: all of them), and whether subtypes
+    # of relations such as acl:relcl count.
     max_words: int | None = 128
     subtypes: bool = False
-    # Of questions: tokens from the start of one window on the text to that of the next (half a
-    # window at most), and the most tokens an answer has.
+    # Question answering: tokens between the starts of two windows (at most half a window), and
+    # the maximum length of an answer in tokens.
     stride: int = 128
     max_answer: int = 30
-    # Half precision on CUDA (bfloat16, or "fp32"); a CPU always has single precision.
+    # Precision of training on CUDA; a CPU always uses fp32.
     precision: Literal["bf16", "fp32"] = "bf16"
-    # For tasks that read one layer and train nothing; None: the model's own choice.
+    # Tasks without training: the layer of the score. Default: the first of `layers`, otherwise
+    # the model's best layer.
     layer: int | None = None
-    # Of VECO: predict from H alone, or from H and S beside each other, S reading a translation.
+    # VECO: predict from H alone (out), or from H and S, where S reads a translation (in).
     plug: Literal["out", "in"] = "out"
-    # On CUDA, record the whole update once and replay it, which spares small models the launches;
-    # where it cannot be recorded, and on a CPU, nothing changes.
+    # On CUDA, record the update as a graph and replay it, which is faster for small models.
     graphs: bool = True
+    # Tasks without training: all layers that are measured. Default: every layer.
+    layers: tuple[int, ...] | None = None
+    # Retrieval: subtract the mean vector of each language, or use the language-neutral space that
+    # is stored with the model.
+    center: bool = False
+    neutral: bool = False
+    # Folder with linear maps of languages, applied before languages are compared; `beside` is the
+    # model's own folder.
+    maps: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
-        _check(self.setting in SETTINGS, "setting", self.setting, f"choose from {SETTINGS}")
-        above_zero = ("epochs", "batch_tokens", "learning_rate", "head_learning_rate")
-        for name in (*above_zero, "stride", "max_answer"):
-            _check(getattr(self, name) > 0, name, getattr(self, name), "give more than 0")
+        """Raise an InputError for invalid values."""
+        for name, choices in CHOICES.items():
+            _check(getattr(self, name) in choices, name, self, f"choose from {', '.join(choices)}")
+        for name in ("learning_rate", "head_learning_rate", "weight_decay"):
+            _check(math.isfinite(getattr(self, name)), name, self, "use a finite number")
+        for name in ("epochs", "batch_tokens", "learning_rate", "head_learning_rate", "stride"):
+            _check(getattr(self, name) > 0, name, self, "use a number above 0")
+        for name in ("max_answer", "max_grad_norm"):
+            _check(getattr(self, name) > 0, name, self, "use a number above 0")
         for name in ("max_length", "max_words", "train_examples", "test_examples"):
             value = getattr(self, name)
-            _check(value is None or value > 0, name, value, "give more than 0")
+            _check(value is None or value > 0, name, self, "use a number above 0")
         for name in ("warmup", "dropout", "body_dropout", "overlap"):
             value = getattr(self, name)
-            _check(value is None or 0 <= value < 1, name, value, "give a share below 1")
+            _check(value is None or 0 <= value < 1, name, self, "use a number from 0 to below 1")
         for name in ("weight_decay", "extra_layers"):
-            _check(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or more")
-        for name in ("learning_rate", "head_learning_rate", "weight_decay"):
-            value = getattr(self, name)
-            _check(math.isfinite(value), name, value, "give a finite number")
-        _check(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "give more than 0")
-        _check(self.head in ("linear", "crf"), "head", self.head, "choose linear or crf")
-        _check(self.select in ("last", "best"), "select", self.select, "choose last or best")
-        _check(self.plug in ("out", "in"), "plug", self.plug, "choose out or in")
-        is_taught = self.plug == "out" or not self.freezes
-        _check(is_taught, "plug", self.plug, "a frozen encoder has none: choose another setting")
-        _check(self.precision in ("bf16", "fp32"), "precision", self.precision, "bf16 or fp32")
+            _check(getattr(self, name) >= 0, name, self, "use 0 or a number above it")
+        fix = "a frozen encoder has no cross-attention to train: choose another setting"
+        _check(self.plug == "out" or not self.freezes, "plug", self, fix)
+        fix = "a neutral space has its own layer and no maps: use neutral alone"
+        others = (self.layer, self.layers, self.maps)
+        chosen = self.center or any(value is not None for value in others)
+        _check(not (self.neutral and chosen), "neutral", self, fix)
 
     @property
     def freezes(self) -> bool:
-        """Whether the encoder stays as it is."""
+        """Whether the encoder is not trained."""
         return self.setting == "features"
 
     @property
     def values(self) -> dict[str, Any]:
-        """Give what distinguishes these choices; plugging out does not, being what all can do."""
-        found = asdict(self)
-        if self.plug == "out":
-            del found["plug"]
-        return found
+        """The values that identify these settings; the path of maps is not among them."""
+        values = asdict(self)
+        values["maps"] = self.maps is not None
+        for field in fields(self):
+            if field.name in OPTIONAL and getattr(self, field.name) == field.default:
+                del values[field.name]
+        return values
 
     def hash(self) -> str:
-        """Name these choices by 12 hexadecimal digits, the same on every machine."""
+        """Return 12 hexadecimal digits that are the same on every machine."""
         text = json.dumps(self.values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _check(is_good: bool, name: str, value: object, fix: str) -> None:
-    if not is_good:
-        raise InputError(f"{name}={value!r}", fix=fix)
+def build_settings(*choices: Mapping[str, Any]) -> TaskSettings:
+    """Return settings with values from several mappings; later ones take precedence."""
+    values = {name: value for choice in choices for name, value in choice.items()}
+    for name in values:
+        _find_type(name)
+    return TaskSettings(**values)
+
+
+def parse_setting(name: str, text: str) -> Any:
+    """Convert the text of a value to the type of the setting.
+
+    >>> parse_setting("epochs", "2"), parse_setting("max_length", "none")
+    (2, None)
+    """
+    kind = _find_type(name)
+    if "None" in kind and text.lower() in ("none", "null", ""):
+        return None
+    try:
+        if "bool" in kind:
+            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+        if "tuple" in kind:
+            return tuple(int(part) for part in text.split(","))
+        if "int" in kind and "float" not in kind:
+            return int(text)
+        return float(text) if "float" in kind else text
+    except (ValueError, KeyError):
+        wanted = "true or false" if "bool" in kind else "a number"
+        raise InputError(f"the value {text!r} of {name} is invalid", fix=f"use {wanted}") from None
 
 
 T = TypeVar("T")
 
-N_KEPT = 4  # of a tokenizer: the tasks that a worker goes to and fro between are few
-_KEPT: WeakKeyDictionary[object, dict[Hashable, object]] = WeakKeyDictionary()
+N_CACHED = 4  # values per tokenizer: a worker switches between few tasks
+_CACHE: WeakKeyDictionary[object, dict[Hashable, object]] = WeakKeyDictionary()
 
 
 def remember(tokenizer: object, key: Hashable, make: Callable[[], T]) -> T:
-    """Give what was made before for the same tokenizer and key, or make it.
+    """Return the cached value for a tokenizer and key, or make and cache it.
 
-    What is given is shared, so nobody may change it. The key must name all that it was made
-    from: the task, the files, the settings that matter. It is dropped with the tokenizer, or when
-    others have been asked for since.
+    This saves reading and tokenizing the same files for every seed. The key must contain all that
+    the value depends on: the task, the files and the settings. Callers must not change the value.
+    The cache of a tokenizer keeps the values used last and disappears with the tokenizer.
 
     >>> class Tokenizer: pass
     >>> tokenizer = Tokenizer()
     >>> remember(tokenizer, "pos", lambda: [1]) is remember(tokenizer, "pos", lambda: [2])
     True
     """
-    kept = _KEPT.setdefault(tokenizer, {})
-    value = kept.pop(key) if key in kept else make()
-    while len(kept) >= N_KEPT:
-        kept.pop(next(iter(kept)))
-    kept[key] = value
+    cached = _CACHE.setdefault(tokenizer, {})
+    value = cached.pop(key) if key in cached else make()
+    while len(cached) >= N_CACHED:
+        cached.pop(next(iter(cached)))
+    cached[key] = value
     return value  # type: ignore[return-value]
+
+
+def _find_type(name: str) -> str:
+    types = {field.name: str(field.type) for field in fields(TaskSettings)}
+    if name not in types:
+        known = ", ".join(sorted(types))
+        raise InputError(f"there is no setting {name!r}", fix=f"choose from: {known}")
+    return types[name]
+
+
+def _check(is_valid: bool, name: str, settings: TaskSettings, fix: str) -> None:
+    if not is_valid:
+        raise InputError(f"the setting {name}={getattr(settings, name)!r} is invalid", fix=fix)

@@ -140,6 +140,8 @@ def pair_models(task: str, model: ModelRows, baseline: ModelRows) -> PairedScore
         absent = ", ".join(name for name in union if name not in languages)
         notes.append(f"languages that some runs lack are left out: {absent}")
     sides = [_gather_scores(model, mine, languages), _gather_scores(baseline, theirs, languages)]
+    if not any(side.tables for side in sides):
+        notes.append("scores of test items are missing, so no test over items can be made")
     odd = [
         name
         for name in languages

@@ -12,8 +12,8 @@ import torch
 from calque.errors import InputError
 from calque.evaluation.finetuning.finetune import fine_tune
 from calque.evaluation.finetuning.transfer import OnProgress, Run, measure_runs, plan_runs
-from calque.evaluation.records import Items, Outcome
-from calque.tokens.streams import seed_of
+from calque.evaluation.records import ItemScores, LanguageScores
+from calque.tokens.sampling import derive_seed
 
 if TYPE_CHECKING:
     from calque.evaluation.finetuning.head_task import HeadModel
@@ -30,7 +30,7 @@ class Scored:
     """Scores on one test, the first of them the main one, with every item's share of it."""
 
     metrics: Mapping[str, float]
-    items: Items
+    items: ItemScores
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -73,7 +73,7 @@ class Lesson(Generic[T]):
 
     def measure(
         self, encoder: Encoder, tests: Sequence[str], seed: int, on_progress: OnProgress
-    ) -> list[Outcome]:
+    ) -> list[LanguageScores]:
         """Train as the setting says, and score language by language."""
         runs = plan_runs(self.corpus.settings, self.corpus.trainable, tests)
         return measure_runs(encoder, runs, partial(self._measure_run, encoder, seed), on_progress)
@@ -84,7 +84,7 @@ class Lesson(Generic[T]):
         """Learn what a run says; give the model, its labels, and what it learnt from."""
         corpus, settings = self.corpus, self.corpus.settings
         labels = self._find_labels(run)
-        generator = torch.Generator().manual_seed(seed_of(seed, 1))
+        generator = torch.Generator().manual_seed(derive_seed(seed, 1))
         model = self.make_model(encoder, labels, generator)
         held: list[T] = []
         choose: Callable[[], float] | None = None
@@ -108,7 +108,7 @@ class Lesson(Generic[T]):
 
     def _measure_run(
         self, encoder: Encoder, seed: int, run: Run, on_progress: OnProgress
-    ) -> list[Outcome]:
+    ) -> list[LanguageScores]:
         labels = self._find_labels(run)
         for language in run.tests:  # what is wrong with a test is told before hours of training
             self._encode_test(language, run, labels)
@@ -135,14 +135,14 @@ class Lesson(Generic[T]):
         run: Run,
         labels: list[str],
         learnt: Mapping[str, int],
-    ) -> Outcome:
+    ) -> LanguageScores:
         examples, encoded = self._encode_test(language, run, labels)
         scored = self.score(model, encoded)
         counts = {**encoded.counts, **scored.counts, **self.corpus.count_dropped(language)}
         if self.plug is not None:
             counts |= self.plug.count_missing(language, examples)
         n_items = len(examples)
-        return Outcome(language, scored.metrics, n_items, scored.items, counts={**counts, **learnt})
+        return LanguageScores(language, scored.metrics, n_items, scored.items, counts={**counts, **learnt})
 
     def _encode_test(self, language: str, run: Run, labels: list[str]) -> tuple[Sequence[Any], Any]:
         examples = self._pair(language, self.corpus.test_on(language, run), "test")

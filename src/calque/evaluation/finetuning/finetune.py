@@ -14,11 +14,11 @@ import torch
 
 from calque.errors import InputError
 from calque.evaluation.finetuning.updates import Update, working_precision
-from calque.models.attention import LONGEST_ROW
+from calque.models.attention import MAX_ROW_LENGTH
 from calque.models.pooling import BATCH_TOKENS
-from calque.tokens.layout import fit_shape
-from calque.tokens.ragged import bucket_batches, fill_batches
-from calque.tokens.streams import seed_of
+from calque.tokens.layout import fit_batch_shape
+from calque.tokens.ragged import batch_by_length, batch_in_order
+from calque.tokens.sampling import derive_seed
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -114,7 +114,7 @@ def predict(
     was_training = model.training
     model.eval()
     try:
-        for rows in bucket_batches(examples.lengths, budget):
+        for rows in batch_by_length(examples.lengths, budget):
             batch = examples.collate(rows).to(device)
             with torch.no_grad(), working_precision(model, settings):
                 found = answer(batch)
@@ -132,7 +132,7 @@ def plan_epoch(lengths: IntArray, batch_tokens: int, seed: int, epoch: int) -> l
             f"batch_tokens={batch_tokens} cannot hold an example of {longest} tokens",
             fix="raise batch_tokens or lower max_length",
         )
-    return [order[batch] for batch in fill_batches(lengths[order], batch_tokens)]
+    return [order[batch] for batch in batch_in_order(lengths[order], batch_tokens)]
 
 
 class _BestWeights:
@@ -160,7 +160,7 @@ class _BestWeights:
 def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
     """Draw dropout from the seed, and leave the random state of others as it was."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed_of(seed, 0))
+        torch.manual_seed(derive_seed(seed, 0))
         yield
 
 
@@ -175,7 +175,7 @@ def _choose_shape(
     """One shape for all batches, where that saves launches; a CPU rather saves padding."""
     if device.type != "cuda":
         return None
-    return fit_shape(lengths, [batch for plan in plans for batch in plan])
+    return fit_batch_shape(lengths, [batch for plan in plans for batch in plan])
 
 
 def _can_replay(model: HeadModel, settings: TaskSettings, shape: BatchShape | None) -> bool:
@@ -187,7 +187,7 @@ def _can_replay(model: HeadModel, settings: TaskSettings, shape: BatchShape | No
     """
     if shape is None or not settings.graphs or not model.replays:
         return False
-    return shape.row <= LONGEST_ROW and model.encoder.can_fuse
+    return shape.row <= MAX_ROW_LENGTH and model.encoder.can_fuse
 
 
 def _mean_loss(losses: list[Tensor], epoch: int) -> float:

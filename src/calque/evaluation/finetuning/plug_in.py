@@ -13,9 +13,9 @@ import torch
 
 from calque.errors import InputError
 from calque.models.veco import Veco
-from calque.objectives.base import BatchOfArrays
-from calque.objectives.cross_attention_lm import read_both_ways
-from calque.tokens.layout import PairedTokens, PlacedPairs, place_pairs
+from calque.objectives.base import TensorBatch
+from calque.objectives.cross_attention_lm import encode_alone_and_paired
+from calque.tokens.layout import PackedPairLayout, PairedTokens, build_packed_pair_layout
 from calque.tokens.ragged import BatchShape, Ragged, reorder
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Paired(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class PluggedTokens(BatchOfArrays):
+class PluggedTokens(TensorBatch):
     """Pairs to read, and which of their tokens have a partner."""
 
     pairs: PairedTokens
@@ -79,7 +79,7 @@ class PairRows:
 
     def place(
         self, text: Ragged, rows: IntArray, *, pad_id: int, shape: BatchShape | None
-    ) -> tuple[PluggedTokens, PlacedPairs]:
+    ) -> tuple[PluggedTokens, PackedPairLayout]:
         """Lay out some pairs, and say where their tokens are."""
         right = self.right[rows]
         is_there = right >= 0
@@ -87,7 +87,7 @@ class PairRows:
         lengths[is_there] = text.lengths[right[is_there]]
         others = Ragged(reorder(text, right[is_there]).ids, lengths)
         own = reorder(text, self.left[rows])
-        placed = place_pairs(own, others, pad_id=pad_id, shape=shape)
+        placed = build_packed_pair_layout(own, others, pad_id=pad_id, shape=shape)
         is_paired = np.zeros(len(placed.pairs.tokens.ids), dtype=np.bool_)
         owners = np.concatenate([np.repeat(is_there, own.lengths), np.repeat(is_there, lengths)])
         is_paired[placed.slots[owners]] = True
@@ -99,7 +99,7 @@ def read_plugged(encoder: Encoder, tokens: PluggedTokens) -> Float[Tensor, "toke
 
     So a missing translation is plug-out: the same head, and nothing that the cross-attention says.
     """
-    alone, paired = read_both_ways(encoder, tokens.pairs)
+    alone, paired = encode_alone_and_paired(encoder, tokens.pairs)
     return torch.cat([alone, torch.where(tokens.is_paired[:, None], paired, alone)], dim=-1)
 
 

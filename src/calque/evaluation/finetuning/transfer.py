@@ -22,13 +22,13 @@ import torch
 from calque.errors import InputError
 from calque.evaluation.finetuning.plug_in import Paired
 from calque.evaluation.settings import TaskSettings
-from calque.io.conllu import spread
-from calque.io.xtreme import TRANSLATIONS, TaskFiles
+from calque.io.conllu import sample_evenly
+from calque.io.xtreme import TRANSLATE_TRAIN, TaskFiles
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from calque.evaluation.records import Outcome
+    from calque.evaluation.records import LanguageScores
 
 
 OnProgress: TypeAlias = Callable[[int, int], None]
@@ -93,12 +93,12 @@ def pick_languages(known: Sequence[str], asked: Sequence[str] | None, data: obje
 def measure_runs(
     encoder: nn.Module,
     runs: Sequence[Run],
-    measure: Callable[[Run, OnProgress], list[Outcome]],
+    measure: Callable[[Run, OnProgress], list[LanguageScores]],
     on_progress: OnProgress = lambda done, total: None,
-) -> list[Outcome]:
+) -> list[LanguageScores]:
     """Measure run after run; each of several begins with the encoder's weights as they came."""
     kept = {name: value.clone() for name, value in encoder.state_dict().items()}
-    outcomes: list[Outcome] = []
+    outcomes: list[LanguageScores] = []
     for number, run in enumerate(runs):
         if number:
             with torch.no_grad():
@@ -214,7 +214,7 @@ class Corpus(Generic[T]):
             raise InputError(f"nothing to learn from in {language!r}", file=self.files.folder)
         if self.is_divided(language):
             examples = [examples[k] for k in self._divide(language)[0]]
-        examples = spread(examples, self.settings.train_examples)
+        examples = sample_evenly(examples, self.settings.train_examples)
         held = set(map(id, leave_out))
         return [example for example in examples if id(example) not in held] if held else examples
 
@@ -227,7 +227,7 @@ class Corpus(Generic[T]):
         source = self.settings.source if self.settings.source in run.sources else run.sources[0]
         dev = self.files.dev.get(source)
         if dev and self.files.train.get(source) and self.files.test.get(source):
-            return spread(self.load(dev), self.settings.test_examples), []
+            return sample_evenly(self.load(dev), self.settings.test_examples), []
         examples = self.learn_from(source)
         held = examples[-max(1, round(DEV_SHARE * len(examples))) :]
         return held, held
@@ -241,7 +241,7 @@ class Corpus(Generic[T]):
             examples = [examples[k] for k in self._divide(divided[0])[1]]
         elif language in divided:
             examples = [examples[k] for k in self._divide(language)[1]]
-        return spread(examples, self.settings.test_examples)
+        return sample_evenly(examples, self.settings.test_examples)
 
     def count_dropped(self, language: str) -> dict[str, int]:
         """Say what reading left out of the test of a language, and whether that is its dev file."""
@@ -348,7 +348,7 @@ class Partners(Generic[T]):
             raise InputError(
                 "plug=in: nothing to learn from has a translation",
                 file=self.corpus.files.folder,
-                fix=f"put translations of the training set into {TRANSLATIONS}/ and set "
+                fix=f"put translations of the training set into {TRANSLATE_TRAIN}/ and set "
                 "setting=translate-train-all, or set plug=out",
             )
         return pairs
@@ -404,7 +404,7 @@ class Partners(Generic[T]):
             yield from ((own, learnt[k]) for own, k in self.corpus.taught.get(language, ()))
             if language not in files.train and source not in files.train:
                 of_role = files.dev
-        originals = [p for p in of_role.get(source, ()) if p.parent.name != TRANSLATIONS]
+        originals = [p for p in of_role.get(source, ()) if p.parent.name != TRANSLATE_TRAIN]
         for path in of_role.get(language, ()):
             named = list(self._name_originals(path, originals))
             yield from named or self._match((path,), originals)
@@ -423,7 +423,7 @@ class Partners(Generic[T]):
         """Pair line by line the files of two languages that translate each other."""
         if not own or not others:
             return
-        if self.corpus.is_parallel or own[0].parent.name == TRANSLATIONS:
+        if self.corpus.is_parallel or own[0].parent.name == TRANSLATE_TRAIN:
             sides = self.corpus.load(own), self.corpus.load(others)
             if translate_each_other(sides[0], sides[1], self.corpus.label_of):
                 yield from zip(*sides, strict=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from calque.errors import InputError
-from calque.training.step import rate_factor
+from calque.training.optimizer import learning_rate_factor
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -31,13 +31,13 @@ def working_precision(model: HeadModel, settings: TaskSettings) -> Iterator[None
     """Compute in half precision on CUDA, where layers of the BERT kind run fused."""
     device = next(model.parameters()).device
     half = device.type == "cuda" and settings.precision == "bf16"
-    fused, model.encoder.fuses = model.encoder.fuses, half and model.encoder.can_fuse
+    fused, model.encoder.use_fused_layers = model.encoder.use_fused_layers, half and model.encoder.can_fuse
     try:
         # Cached casts of weights would be those of the update before in a replayed one.
         with torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False):
             yield
     finally:
-        model.encoder.fuses = fused
+        model.encoder.use_fused_layers = fused
 
 
 # Updates before the recording: libraries set themselves up in them, the optimizer its state.
@@ -144,7 +144,7 @@ class Update:
     def _set_rates(self, number: int) -> None:
         # The last update is to count as well: the rate reaches 0 one step after it.
         warmup = math.ceil(self.settings.warmup * self.n_updates)
-        factor = rate_factor(number + 1, kind="linear", warmup=warmup, steps=self.n_updates + 1)
+        factor = learning_rate_factor(number + 1, kind="linear", warmup=warmup, steps=self.n_updates + 1)
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(factor * peak)

@@ -1,201 +1,132 @@
-"""How long a grid will take yet, from what its cells have taken so far.
-
-The grid of a study: models × tasks × seeds, planned, run in any number of sittings.
-"""
+"""The grid of an evaluation: models × tasks × seeds, planned and executed in parts."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from calque.errors import InputError
-from calque.evaluation.grid.cells import Cell, choose_settings, hash_settings, name_changes
 from calque.evaluation.grid.model_specs import find_data, hash_files
-from calque.evaluation.grid.runner import Advance, Worker, listen_to
+from calque.evaluation.grid.runner import RunAdvanced, Runner, Worker, receive_from
+from calque.evaluation.grid.task_run import TaskRun, describe_changes, hash_settings
 from calque.evaluation.registry import load_function
+from calque.evaluation.settings import build_settings
+from calque.io.xtreme import two_letter_code
 
 if TYPE_CHECKING:
-    from calque.evaluation.grid.cells import CellResult, Row
-    from calque.evaluation.grid.model_specs import Entrant
+    from calque.evaluation.grid.model_specs import ModelSpec
     from calque.evaluation.grid.results_folder import ResultsFolder
-    from calque.evaluation.registry import TaskKind
+    from calque.evaluation.grid.task_run import Record, RunResult
+    from calque.evaluation.registry import Task
     from calque.evaluation.settings import TaskSettings
 
-
-SecondsByKind = Mapping[str, Sequence[float]]
-
-
-class Clock:
-    """Remembers the seconds of finished cells by task, and guesses those of the others.
-
-    A task that none is known of is taken for a mean one; with nothing known, nothing is said.
-    """
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, list[float]] = defaultdict(list)
-
-    def note(self, task: str, seconds: float) -> None:
-        """Take down how long a cell took."""
-        self._seconds[task].append(seconds)
-
-    def estimate(
-        self, pending: Sequence[str], running: Sequence[tuple[str, float]], n_jobs: int
-    ) -> float | None:
-        """Give the seconds left: `pending` are tasks, `running` those with their seconds so far.
-
-        >>> clock = Clock()
-        >>> clock.note("pos", 10.0)
-        >>> clock.estimate(["pos", "pos"], [("pos", 4.0)], n_jobs=2)
-        13.0
-        """
-        if not self._seconds:
-            return None
-        rest = [max(0.0, self._guess(task) - so_far) for task, so_far in running]
-        work = sum(map(self._guess, pending)) + sum(rest)
-        # The last cell may have to be waited for alone.
-        return max([work / max(1, n_jobs), *rest])
-
-    def _guess(self, task: str) -> float:
-        known = self._seconds.get(task)
-        if known:
-            return sum(known) / len(known)
-        means = [sum(seconds) / len(seconds) for seconds in self._seconds.values()]
-        return sum(means) / len(means)
-
-
-def show_duration(seconds: float) -> str:
-    """Say a time in words short enough for a line.
-
-    >>> show_duration(7.4), show_duration(150), show_duration(3 * 3600 + 120)
-    ('7 s', '2 min 30 s', '3 h 2 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-CONTEXT_MB = 700  # of a CUDA process that does nothing yet
-SPARE = 1.25  # batches differ, and so do tasks
-MOST_JOBS = 8
+CONTEXT_MB = 700  # memory of a CUDA process that does nothing
+MEMORY_MARGIN = 1.25  # batches and tasks differ in size
+MAX_JOBS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Cells to compute and what is left out: cells that are done, languages without a test."""
+class RunStarted:
+    """A run has started; `n_jobs` runs are executed in parallel."""
 
-    todo: tuple[Cell, ...]
-    n_done: int
-    n_again: int
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A cell begins; so many are computed at a time."""
-
-    cell: Cell
+    run: TaskRun
     n_jobs: int
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A cell's rows are safe."""
+class RunSaved:
+    """The records of a run have been saved."""
 
-    cell: Cell
-    result: CellResult
-    rows: Sequence[Row]
-
-
-Event: TypeAlias = Started | Advance | Written
+    run: TaskRun
+    result: RunResult
+    records: Sequence[Record]
 
 
-def plan_cells(
-    entrants: Sequence[Entrant],
-    kinds: Mapping[str, TaskKind],
+Event: TypeAlias = RunStarted | RunAdvanced | RunSaved
+SaveResult: TypeAlias = Callable[[TaskRun, "RunResult"], Sequence["Record"]]
+
+
+def plan_grid(
+    models: Sequence[ModelSpec],
+    tasks: Mapping[str, Task],
     seeds: Sequence[int],
     data: Path,
     *,
     languages: Sequence[str] | None = None,
-    chosen: Mapping[str, Any] | None = None,
-) -> tuple[list[Cell], list[str]]:
-    """List the cells of a grid, task by task and model by model, and what is left out of them.
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[list[TaskRun], list[str]]:
+    """Return the runs of a grid, task by task and model by model, and notes on missing tests.
 
-    A task without training has one cell a model, or one a seed where the seed makes the model. A
-    model of a training run with a seed of its own is measured with that one alone.
-    Its languages are those asked for that it has tests of; one that no task has is an error.
+    A task without training has one run per model, or one per seed if the weights are random. A
+    model from a training run with its own seed has a single run with that seed. Languages without
+    a test are left out; a language for which no task has a test is an error.
     """
     if not data.is_dir():
-        raise InputError("no such folder", file=data, fix="check --data")
-    models = {entrant: entrant.hash() for entrant in entrants}
-    cells: list[Cell] = []
+        raise InputError("the folder does not exist", file=data, fix="check --data")
+    chosen = dict(settings or {})
+    hashes = {model: model.hash(chosen.get("maps")) for model in models}
+    runs: list[TaskRun] = []
     missing: dict[str, list[str]] = {}
-    for task, kind in kinds.items():
-        settings = choose_settings(kind, chosen or {})
-        names, missing[task] = choose_languages(task, kind, data, settings, languages)
-        parts = hash_settings(task, kind, settings, names), _hash_data(task, kind, data)
-        for entrant, model in models.items():
-            config = "-".join((*parts, model))
-            cells += [
-                Cell(entrant, task, kind, seed, data, names, settings, config)
-                for seed in _choose_seeds(entrant, kind, seeds)
+    for name, task in tasks.items():
+        own = build_settings(task.defaults, chosen)
+        tests, missing[name] = choose_languages(name, task, data, own, languages)
+        files = find_data(data, task.files)
+        if not files:
+            problem = f"the folder has no files of {name}"
+            fix = f"pass a folder with {' or '.join(task.files)}"
+            raise InputError(problem, file=data, fix=fix)
+        parts = hash_settings(name, task, own, tests), hash_files(files)
+        for model, digest in hashes.items():
+            config = "-".join((*parts, digest))
+            if model.seed is not None:
+                own_seeds: Sequence[int | None] = [model.seed]
+            else:
+                own_seeds = seeds if task.trained or model.kind == "random" else [None]
+            runs += [
+                TaskRun(model, name, task, seed, data, tests, own, config) for seed in own_seeds
             ]
-    for name in set.intersection(*map(set, missing.values())):
-        raise InputError(f"no test for {name!r}", file=data, fix="check --languages")
+    for language in set.intersection(*map(set, missing.values())):
+        raise InputError(f"no task has a test for {language!r}", file=data, fix="check --languages")
     notes = [
-        f"{task} has no test for {' '.join(names)}" for task, names in missing.items() if names
+        f"{name} has no test for {' '.join(lacks)}" for name, lacks in missing.items() if lacks
     ]
-    return cells, notes
-
-
-def _choose_seeds(
-    entrant: Entrant, kind: TaskKind, seeds: Sequence[int]
-) -> Sequence[int] | list[None]:
-    if entrant.seed is not None:
-        return [entrant.seed]
-    return seeds if kind.trained or entrant.needs_seed else [None]
+    return runs, notes
 
 
 def choose_languages(
-    task: str,
-    kind: TaskKind,
-    data: Path,
-    settings: TaskSettings,
-    asked: Sequence[str] | None,
+    name: str, task: Task, data: Path, settings: TaskSettings, asked: Sequence[str] | None
 ) -> tuple[tuple[str, ...] | None, list[str]]:
-    """Give the tests of a task in the languages asked for, and the languages it has none of.
+    """Return the tests of a task in the languages asked for, and the languages without a test.
 
-    A pair such as de-en is a test in either of its languages. English may always be named, since
-    it is the other side or the source of most tests.
+    A pair such as de-en is a test of both languages. English is never missing, since it is the
+    other side or the source of most tests.
     """
-    if kind.languages is None:
+    if task.languages is None:
         return None if asked is None else tuple(asked), []
     try:
-        known: list[str] = load_function(kind.languages, task)(data, settings)
+        known: list[str] = load_function(task.languages, name)(data, settings)
     except InputError as error:
         if error.file is not None or error.__class__ is not InputError:
             raise
-        raise InputError(f"{task}: {error.problem}", file=data, fix=error.fix) from None
+        raise InputError(f"{name}: {error.problem}", file=data, fix=error.fix) from None
     if asked is None:
         return tuple(known), []
-    names = list(dict.fromkeys(map(_shorten, asked)))
+    names = list(dict.fromkeys(two_letter_code(each.strip()) for each in asked))
     tests = tuple(test for test in known if is_asked(test, names))
     if not tests:
-        fix = f"choose from: {' '.join(known)}"
-        raise InputError(f"{task} has no test for {' '.join(names)}", file=data, fix=fix)
+        problem = f"{name} has no test for {' '.join(names)}"
+        raise InputError(problem, file=data, fix=f"choose from: {' '.join(known)}")
     covered = {part for test in tests for part in (test, *test.split("-"))}
-    return tests, [name for name in names if name not in {*covered, "en"}]
+    return tests, [each for each in names if each not in {*covered, "en"}]
 
 
 def is_asked(test: str, languages: Sequence[str]) -> bool:
-    """Tell whether a test is in languages asked for; beside another, English need not be.
+    """Return whether a test is in the languages asked for; in a pair, English need not be asked.
 
     >>> [is_asked("de-en", asked) for asked in (["de"], ["de-en"], ["de", "en"], ["en", "fr"])]
     [True, True, True, False]
@@ -206,142 +137,134 @@ def is_asked(test: str, languages: Sequence[str]) -> bool:
     return test in languages or (bool(others) and others <= set(languages))
 
 
-def sort_out(cells: Iterable[Cell], results: ResultsFolder, *, force: bool = False) -> Plan:
-    """Tell what is done from what is to do; failed cells are done again.
+def find_state(run: TaskRun, records: Sequence[Record] | None) -> str:
+    """Return the state of a run in a results folder: "to do", "done", "failed" or "outdated".
 
-    A cell that was done with other settings, data or weights is an error, or with `force` done
-    again: results of two configurations side by side would be compared as if they were one.
+    A run is outdated if its records were made with other settings, data or weights.
     """
-    todo, n_done, n_again = [], 0, 0
-    for cell in cells:
-        rows = results.cells.get(cell.key)
-        if rows is None:
-            todo.append(cell)
-        elif rows[0]["config"] != cell.config:
-            if not force:
-                changed = name_changes(rows[0]["config"], cell.config)
-                problem = f"{cell} was done with other {changed}"
-                fix = "name a new folder, or do such cells again with --force"
-                raise InputError(problem, file=results.path, fix=fix)
-            todo.append(cell)
-            n_again += 1
-        elif results.find_error(cell.key) is not None:
-            todo.append(cell)
-            n_again += 1
-        else:
-            n_done += 1
-    return Plan(tuple(todo), n_done, n_again, tuple(results.repairs))
+    if not records:
+        return "to do"
+    if records[0]["config"] != run.config:
+        return "outdated"
+    return "failed" if any(record["error"] for record in records) else "done"
 
 
-def run_cells(
-    cells: Sequence[Cell],
-    results: ResultsFolder,
+def select_runs(
+    runs: Iterable[TaskRun], results: ResultsFolder, *, overwrite: bool = False
+) -> list[TaskRun]:
+    """Return the runs that are not done; failed runs are repeated.
+
+    An outdated run is an error, or repeated with `overwrite`: results of two configurations in one
+    folder would be compared as if they had been made alike.
+    """
+    selected = []
+    for run in runs:
+        state = find_state(run, results.runs.get(run.key))
+        if state == "outdated" and not overwrite:
+            changes = describe_changes(results.runs[run.key][0]["config"], run.config)
+            problem = f"the results of {run} were made with other {changes}"
+            fix = "use a new folder, or repeat such runs with --overwrite"
+            raise InputError(problem, file=results.path, fix=fix)
+        if state != "done":
+            selected.append(run)
+    return selected
+
+
+def execute_runs(
+    runs: Sequence[TaskRun],
+    save: SaveResult,
+    on_event: Callable[[Event], None] = lambda event: None,
     *,
     device: str = "auto",
     n_jobs: int | None = 1,
     deadline: float | None = None,
-) -> Generator[Event, None, None]:
-    """Compute cells in so many processes and write each when it is done.
+    raise_errors: bool = False,
+) -> None:
+    """Execute runs in `n_jobs` processes and save the result of each when it is done.
 
-    With 0 jobs they run in this process; None begins with one and takes as many as the memory of
-    the GPU allows once a cell has shown how much it needs. At the `deadline`, of
-    `time.monotonic`, what is unfinished is given up.
+    With 0 jobs they are executed in this process, where errors may be raised. None starts with one
+    process and adds as many as the GPU's memory allows once a run has shown how much it needs. At
+    the `deadline` (of `time.monotonic`), unfinished runs are abandoned.
     """
     if n_jobs == 0:
-        yield from _run_here(cells, results, device, deadline)
+        runner = Runner(device)
+        for run in runs:
+            if deadline is not None and time.monotonic() > deadline:
+                return
+            on_event(RunStarted(run, 1))
+            report = partial(_report_progress, on_event, run)
+            result = runner.run(run, report, raise_errors=raise_errors)
+            on_event(RunSaved(run, result, save(run, result)))
         return
-    queue, crew, target = list(cells), list[Worker](), n_jobs or 1
+    queue, workers, target = list(runs), list[Worker](), n_jobs or 1
     n_threads = max(1, (os.cpu_count() or 1) // target)
     peak_mb = 0.0
     try:
-        while queue or any(worker.cell for worker in crew):
+        while queue or any(worker.run for worker in workers):
             if deadline is not None and time.monotonic() > deadline:
                 return
-            while queue and len(crew) < min(target, len(queue) + len(crew)):
-                crew.append(Worker(device, n_threads))
-            for worker in [worker for worker in crew if worker.cell is None][: len(queue)]:
-                worker.give(queue.pop(choose_next(queue, worker, crew)))
-                assert worker.cell is not None
-                yield Started(worker.cell, len(crew))
-            for event in listen_to(crew, 0.5):
-                if isinstance(event, Advance):
-                    yield event
+            while queue and len(workers) < min(target, len(queue) + len(workers)):
+                workers.append(Worker(device, n_threads))
+            for worker in [worker for worker in workers if worker.run is None][: len(queue)]:
+                run = queue.pop(choose_next(queue, worker, workers))
+                worker.start(run)
+                on_event(RunStarted(run, len(workers)))
+            for event in receive_from(workers, 0.5):
+                if isinstance(event, RunAdvanced):
+                    on_event(event)
                     continue
-                yield Written(event.cell, event.result, results.add(event.cell, event.result))
+                on_event(RunSaved(event.run, event.result, save(event.run, event.result)))
                 if event.result.ended_worker:
                     event.worker.stop()
-                    crew.remove(event.worker)
-                    target, n_jobs = max(1, len(crew)), 1
+                    workers.remove(event.worker)
+                    target, n_jobs = max(1, len(workers)), 1
                 elif n_jobs is None:
                     peak_mb = max(peak_mb, event.result.memory_mb or 0.0)
-                    free_mb = event.result.free_mb if len(crew) == 1 else None
-                    target = max(target, decide_jobs(peak_mb, free_mb))
+                    free_mb = event.result.free_mb if len(workers) == 1 else None
+                    target = max(target, choose_n_jobs(peak_mb, free_mb))
     finally:
-        for worker in crew:
+        for worker in workers:
             worker.process.terminate()  # all at once, since each is waited for
-        for worker in crew:
+        for worker in workers:
             worker.stop()
 
 
-def choose_next(queue: Sequence[Cell], worker: Worker, crew: Sequence[Worker]) -> int:
-    """Choose the place in the queue of a worker's next cell: rather one it has data ready for.
+def choose_next(queue: Sequence[TaskRun], worker: Worker, workers: Sequence[Worker]) -> int:
+    """Return the position in the queue of a worker's next run.
 
-    Next best is a model and task that no other worker has, so that as few as possible prepare
-    the same data; then whatever is first.
+    A worker keeps its model and task if possible, since their data are ready; otherwise it takes
+    a model and task that no other worker has, so that few workers prepare the same data.
     """
 
-    def group(cell: Cell | None) -> tuple[str, str] | None:
-        return None if cell is None else (cell.task, cell.entrant.name)
+    def group(run: TaskRun | None) -> tuple[str, str] | None:
+        return None if run is None else (run.task_name, run.model.name)
 
-    mine = group(worker.last)
-    others = {group(other.last) for other in crew if other is not worker}
-    for place, cell in enumerate(queue):
-        if group(cell) == mine:
-            return place
-    for place, cell in enumerate(queue):
-        if group(cell) not in others:
-            return place
+    own = group(worker.last_run)
+    others = {group(other.last_run) for other in workers if other is not worker}
+    for position, run in enumerate(queue):
+        if group(run) == own:
+            return position
+    for position, run in enumerate(queue):
+        if group(run) not in others:
+            return position
     return 0
 
 
-def decide_jobs(peak_mb: float, free_mb: float | None, n_cores: int | None = None) -> int:
-    """Tell how many cells fit on a GPU beside each other; 1 without one.
+def choose_n_jobs(peak_mb: float, free_mb: float | None, n_cores: int | None = None) -> int:
+    """Return how many runs fit on a GPU at the same time; 1 without a GPU.
 
-    `free_mb` is what is free with one process on it that has already taken its share.
+    `free_mb` is the free memory while one process uses its share.
 
-    >>> decide_jobs(4000, 20_000, n_cores=16), decide_jobs(4000, 1000, 16), decide_jobs(4000, None)
+    >>> choose_n_jobs(4000, 20_000, 16), choose_n_jobs(4000, 1000, 16), choose_n_jobs(4000, None)
     (4, 1, 1)
     """
     if free_mb is None or peak_mb <= 0:
         return 1
-    cores = n_cores or os.cpu_count() or 1
-    more = int(free_mb / (peak_mb * SPARE + CONTEXT_MB))
-    return max(1, min(1 + more, MOST_JOBS, cores))
+    n_more = int(free_mb / (peak_mb * MEMORY_MARGIN + CONTEXT_MB))
+    return max(1, min(1 + n_more, MAX_JOBS, n_cores or os.cpu_count() or 1))
 
 
-def _run_here(
-    cells: Sequence[Cell], results: ResultsFolder, device: str, deadline: float | None
-) -> Iterator[Event]:
-    from calque.evaluation.grid.runner import CellRunner
-
-    runner = CellRunner(device)
-    for cell in cells:
-        if deadline is not None and time.monotonic() > deadline:
-            return
-        yield Started(cell, 1)
-        result = runner.run(cell)
-        yield Written(cell, result, results.add(cell, result))
-
-
-def _hash_data(task: str, kind: TaskKind, data: Path) -> str:
-    files = find_data(data, kind.files)
-    if not files:
-        shown = " or ".join(kind.files)
-        raise InputError(f"no files of {task} here", file=data, fix=f"give a folder with {shown}")
-    return hash_files(files)
-
-
-def _shorten(name: str) -> str:
-    from calque.io.xtreme import short_name
-
-    return short_name(name.strip())
+def _report_progress(
+    on_event: Callable[[Event], None], run: TaskRun, done: int, total: int
+) -> None:
+    on_event(RunAdvanced(run, done, total))

@@ -1,6 +1,6 @@
-"""What a result was made from, as short hashes of bytes: a changed file cannot go unnoticed.
+"""The models of an evaluation: where they are, the hashes of their files, and how they are loaded.
 
-What may enter a study: encoders, the same architecture with random weights, word vectors.
+A model is an encoder, the same architecture with random weights, or a folder of word vectors.
 """
 
 from __future__ import annotations
@@ -21,22 +21,91 @@ if TYPE_CHECKING:
     from calque.models.encoder import Encoder
     from calque.models.seq2seq import Seq2Seq
 
+RANDOM = "random:"
+SEED = "{seed}"  # in a path: one model per seed, each from its own training run
+MODEL_FILES = (
+    "*.safetensors",
+    "config.json",
+    "tokenizer*.json",
+    "*.model",
+    "vocab.*",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "veco/*.safetensors",  # the full model of a finished VECO run
+)
+N_DIGITS = 10
 
-DIGITS = 10
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model of an evaluation.
+
+    Attributes:
+        name: Name in the results.
+        kind: An encoder (or encoder-decoder), the same configuration with random weights drawn
+            from the seed, or word vectors.
+        folder: Where its files are.
+        seed: Seed of the training run that made the model, if several runs share the name: they
+            count as seeds of one model.
+    """
+
+    name: str
+    kind: Literal["encoder", "random", "vectors"]
+    folder: Path
+    seed: int | None = None
+
+    def hash(self, maps: str | None = None) -> str:
+        """Return the hash of the files that determine the model, with its maps if it has some."""
+        if self.kind == "vectors":
+            from calque.vectors.static import VectorFolder
+
+            files = VectorFolder(self.folder).files
+            return hash_files((path.name, path) for path in files.values())
+        found = [path for pattern in MODEL_FILES for path in self.folder.glob(pattern)]
+        if self.kind == "encoder":
+            digest = hash_files((path.relative_to(self.folder).as_posix(), path) for path in found)
+        else:
+            shape = [path for path in found if path.suffix != ".safetensors"]
+            digest = hash_values([RANDOM, hash_files((path.name, path) for path in shape)])
+        if maps is None:
+            return digest
+        found = sorted(_find_maps(self, maps).glob("maps.*"))
+        return hash_values([digest, hash_files((path.name, path) for path in found)])
+
+
+def find_models(
+    names: Sequence[str], *, vectors: bool = False, seeds: Sequence[int] = ()
+) -> list[ModelSpec]:
+    """Find models given as a folder, hub name or calque-mini, or as NAME= before one of these.
+
+    `random:` before a model means random weights. A path with `{seed}` means one model per seed.
+    A model given twice counts once; two models with the same name are an error.
+    """
+    sources: dict[str, str] = {}
+    for name, source in map(_split_name, names):
+        if sources.setdefault(name, source) != source:
+            problem = f"two models have the name {name!r}"
+            raise InputError(problem, fix="give one of them another name: NAME=FOLDER")
+    return [
+        _find_model(name, source.replace(SEED, str(seed)), vectors, seed)
+        for name, source in sources.items()
+        for seed in (seeds if SEED in source else [None])
+    ]
 
 
 def hash_values(values: object) -> str:
-    """Name anything that JSON can say.
+    """Return the hash of anything that can be written as JSON.
 
     >>> hash_values({"b": 1, "a": None}) == hash_values({"a": None, "b": 1})
     True
     """
     text = json.dumps(values, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+    return hashlib.sha256(text.encode()).hexdigest()[:N_DIGITS]
 
 
 def hash_files(files: Iterable[tuple[str, Path]]) -> str:
-    """Name the contents of files, each with what it is called, in whatever order they come."""
+    """Return the hash of the names and contents of files, in any order."""
     digests = []
     for name, path in files:
         try:
@@ -48,9 +117,9 @@ def hash_files(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def find_data(data: Path, patterns: Sequence[str]) -> list[tuple[str, Path]]:
-    """List the files of a task beneath the user's folder, in `xtreme/` there, or right in it.
+    """List the files of a task in the data folder, in `xtreme/` there, or in a dataset's folder.
 
-    A set's own folder stands for the one above: what is learnt from may lie beside it.
+    Given the folder of a dataset, its parent is searched too: training files may be beside it.
     """
     roots = (data, data / "xtreme")
     found = [(path.relative_to(r), path) for r in roots for p in patterns for path in r.glob(p)]
@@ -58,7 +127,7 @@ def find_data(data: Path, patterns: Sequence[str]) -> list[tuple[str, Path]]:
         return find_data(data.parent, patterns)
     if not found:
         inside = [pattern.partition("/")[::2] for pattern in patterns]
-        # A pattern of any depth is for a folder of the right name, not for whatever is there.
+        # A pattern of any depth applies only to a folder with the right name.
         inside = [(f, p) for f, p in inside if f == data.name or "**" not in p]
         found = [
             (Path(f, path.relative_to(data)), path) for f, p in inside for path in data.glob(p)
@@ -66,102 +135,104 @@ def find_data(data: Path, patterns: Sequence[str]) -> list[tuple[str, Path]]:
     return sorted({(str(name), path) for name, path in found if path.is_file()})
 
 
-RANDOM = "random:"
-SEED = "{seed}"  # in a path: one model a seed, each of a training run of its own
-# A finished VECO has the full model in a folder inside.
-WEIGHTS = (
-    "*.safetensors",
-    "config.json",
-    "tokenizer*.json",
-    "*.model",
-    "vocab.*",
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "veco/*.safetensors",
-)
+class EncoderCache:
+    """Returns fresh copies of an encoder, whose files are read once.
 
-
-@dataclass(frozen=True, slots=True)
-class Entrant:
-    """A model by the name it has in the results, what it is, and where it lies.
-
-    `random` is the sanity floor: the configuration and the tokenizer of a model, with weights
-    drawn from the seed as Hugging Face initializes them. `seed` is that of the training run which
-    made the model, where several runs share a name: they differ as seeds of one model do.
+    All copies share the tokenizer, so that texts tokenized for one seed can be used for the next;
+    weights are copied, since a task may change them.
     """
 
-    name: str
-    kind: Literal["encoder", "random", "vectors"]
-    folder: Path
-    seed: int | None = None
+    def __init__(self) -> None:
+        self._key: tuple[ModelSpec, torch.dtype, bool] | None = None
+        self._encoder: Encoder | None = None
 
-    @property
-    def needs_seed(self) -> bool:
-        """Whether the seed decides what the model is, even where nothing is trained."""
-        return self.kind == "random"
+    def load(
+        self,
+        spec: ModelSpec,
+        seed: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        plugged: bool = False,
+        maps: str | None = None,
+    ) -> Encoder:
+        """Return an encoder in evaluation mode; `plugged` means with VECO's cross-attention."""
+        import torch
 
-    def hash(self) -> str:
-        """Name the weights, or what random weights are drawn for."""
-        if self.kind == "vectors":
-            from calque.vectors.static import VectorFolder
+        from calque.models.encoder import Encoder
+        from calque.models.language_maps import load_maps
+        from calque.models.veco import Veco
 
-            files = VectorFolder(self.folder).files
-            return hash_files((path.name, path) for path in files.values())
-        found = [path for pattern in WEIGHTS for path in self.folder.glob(pattern)]
-        if self.kind == "encoder":
-            return hash_files((path.relative_to(self.folder).as_posix(), path) for path in found)
-        shape = [path for path in found if path.suffix != ".safetensors"]
-        return hash_values([RANDOM, hash_files((path.name, path) for path in shape)])
+        is_veco = plugged and spec.kind != "random"
+        key = (spec, dtype, is_veco)
+        if self._encoder is None or key != self._key:
+            self._encoder = None  # free the memory of the last one first
+            self._encoder = (Veco if is_veco else Encoder).load(spec.folder, dtype=dtype)
+            self._key = key
+        cached = self._encoder
+        if spec.kind == "random":
+            model = draw_model(cached.model.config, seed or 0).to(dtype)
+            encoder = Encoder(model, cached.tokenizer, spec.folder)
+            if plugged:
+                generator = torch.Generator().manual_seed(seed or 0)
+                encoder = Veco.plug(encoder, "random", generator)
+        else:
+            encoder = type(cached)(copy.deepcopy(cached.model), cached.tokenizer, spec.folder)
+            encoder.neutral = cached.neutral
+        if maps is not None:
+            folder = _find_maps(spec, maps)
+            encoder.maps = load_maps(folder, encoder.hidden_size, encoder.n_layers).to(device)
+        return encoder.to(device).eval()
 
 
-def find_entrants(
-    names: Sequence[str], *, of_vectors: bool, seeds: Sequence[int] = ()
-) -> list[Entrant]:
-    """Find models by folder, hub name, embedded name, `random:` before it, or NAME=any of these.
+def load_translator(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Seq2Seq:
+    """Load an encoder-decoder."""
+    from calque.models.seq2seq import Seq2Seq
 
-    A path with `{seed}` in it stands for one model a seed. A model given twice counts once; two
-    models of one name are an error.
+    if spec.kind == "random":
+        problem = "a model with random weights cannot translate"
+        raise InputError(problem, file=spec.folder, fix="leave out random: for translation tasks")
+    return Seq2Seq.load(spec.folder, device=device, dtype=dtype)
+
+
+def draw_model(config: Any, seed: int) -> Any:
+    """Return a model with random weights that depend on the seed only.
+
+    Hugging Face draws from the global generator, whose state is restored afterwards.
     """
-    return [
-        _find_entrant(name, source.replace(SEED, str(seed)), of_vectors, seed)
-        for name, source in name_models(names).items()
-        for seed in (seeds if SEED in source else [None])
-    ]
+    import torch
+
+    from calque.models.loading import build_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_model(config)
 
 
-def name_models(texts: Sequence[str]) -> dict[str, str]:
-    """Tell where models lie by the names they shall have, each once.
+def _find_model(name: str, source: str, vectors: bool, seed: int | None) -> ModelSpec:
+    from calque.models.loading import find_model
 
-    >>> name_models(["base=runs/mlm/model", "calque-mini/", "calque-mini"])
-    {'base': 'runs/mlm/model', 'calque-mini': 'calque-mini'}
-    """
-    found: dict[str, str] = {}
-    for name, source in map(_split_name, texts):
-        if found.setdefault(name, source) != source:
-            problem = f"two models are called {name!r}"
-            raise InputError(problem, fix="name one of them: NAME=FOLDER")
-    return found
-
-
-def _find_entrant(name: str, source: str, of_vectors: bool, seed: int | None) -> Entrant:
-    from calque.models.loading import find_folder
-
-    if of_vectors:
+    if vectors:
         if not Path(source).is_dir():
-            fix = "give a folder with de.vec, en.vec …"
-            raise InputError("no such folder", file=source, fix=fix)
-        return Entrant(name, "vectors", Path(source), seed)
-    is_random = source.startswith(RANDOM)
-    folder = find_folder(source.removeprefix(RANDOM))
+            fix = "pass a folder with files de.vec, en.vec, ..."
+            raise InputError("the folder does not exist", file=source, fix=fix)
+        return ModelSpec(name, "vectors", Path(source), seed)
+    folder = find_model(source.removeprefix(RANDOM))
     if not (folder / "config.json").is_file():
-        fix = "give a Hugging Face model folder"
-        raise InputError("no config.json here", file=folder, fix=fix)
-    return Entrant(name, "random" if is_random else "encoder", folder, seed)
+        problem = "the folder has no config.json"
+        raise InputError(problem, file=folder, fix="pass a Hugging Face model folder")
+    kind: Literal["random", "encoder"] = "random" if source.startswith(RANDOM) else "encoder"
+    return ModelSpec(name, kind, folder, seed)
+
+
+def _find_maps(spec: ModelSpec, maps: str) -> Path:
+    from calque.models.language_maps import OWN_FOLDER
+
+    return spec.folder if maps == OWN_FOLDER else Path(maps)
 
 
 def _split_name(text: str) -> tuple[str, str]:
-    """Tell the name a model shall have from where it is.
+    """Split NAME=SOURCE; a source without a name is its own name.
 
     >>> _split_name("base=runs/mlm/model"), _split_name("calque-mini/")
     (('base', 'runs/mlm/model'), ('calque-mini', 'calque-mini'))
@@ -171,76 +242,3 @@ def _split_name(text: str) -> tuple[str, str]:
         return name, source
     plain = text.rstrip("/") or text
     return plain, plain
-
-
-class EncoderShelf:
-    """Gives fresh encoders of one model again and again, reading its files once.
-
-    The tokenizer is the same object every time, so that what was tokenized for one seed can serve
-    the next; weights are a copy, since a task may change them.
-    """
-
-    def __init__(self) -> None:
-        self._entrant: Entrant | None = None
-        self._choice: tuple[torch.dtype, bool] | None = None
-        self._encoder: Encoder | None = None
-
-    def take(
-        self,
-        entrant: Entrant,
-        seed: int | None,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        plugged: bool = False,
-    ) -> Encoder:
-        """Give an encoder in evaluation mode on a device; `plugged`, with its cross-attention."""
-        from calque.models.encoder import Encoder
-        from calque.models.veco import Veco
-
-        choice = dtype, plugged and entrant.kind != "random"
-        if self._encoder is None or (entrant, choice) != (self._entrant, self._choice):
-            self._encoder = None  # let go of the last one first
-            kind = Veco if choice[1] else Encoder
-            self._encoder = kind.load(entrant.folder, dtype=dtype)
-            self._entrant, self._choice = entrant, choice
-        kept = self._encoder
-        if entrant.kind == "random":
-            model = draw_model(kept.model.config, seed or 0).to(dtype)
-            fresh = Encoder(model, kept.tokenizer, entrant.folder)
-            if plugged:
-                fresh = Veco.plug(fresh, "random", _make_generator(seed))
-        else:
-            fresh = type(kept)(copy.deepcopy(kept.model), kept.tokenizer, entrant.folder)
-            fresh.neutral = kept.neutral
-        return fresh.to(device).eval()
-
-
-def load_translator(entrant: Entrant, device: torch.device, dtype: torch.dtype) -> Seq2Seq:
-    """Load an encoder–decoder; one with random weights would translate nothing."""
-    from calque.models.seq2seq import Seq2Seq
-
-    if entrant.kind == "random":
-        fix = "leave random: out where translations are scored"
-        raise InputError("random weights translate nothing", file=entrant.folder, fix=fix)
-    return Seq2Seq.load(entrant.folder, device=device, dtype=dtype)
-
-
-def _make_generator(seed: int | None) -> torch.Generator:
-    import torch
-
-    return torch.Generator().manual_seed(seed or 0)
-
-
-def draw_model(config: Any, seed: int) -> Any:
-    """Make a model of a configuration with weights that the seed decides.
-
-    Hugging Face draws from the global generator, which is left as it was.
-    """
-    import torch
-
-    from calque.models.loading import build_model
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build_model(config)

@@ -1,82 +1,79 @@
-"""The folder a study writes: results.jsonl, whole cells only whatever happens, and items/.
-
-A cell's rows are appended by one write behind a note of where they begin, which goes when they
-have reached the disk. So a kill leaves either all rows of a cell or, once the folder is opened
-again, none of them. A cell that is computed again takes its old rows' place in one step.
-"""
+"""The folder that an evaluation writes: results.jsonl with whole runs only, and items/."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from calque.errors import InputError
-from calque.evaluation.grid.cells import Row, key_of
-from calque.io.files import clear_partial, write_atomically
-from calque.io.outputs import lock_file
+from calque.evaluation.grid.task_run import Record, build_records, key_of
+from calque.io.files import remove_partial_files, write_atomically
+from calque.io.resumable import lock_file
 
 if TYPE_CHECKING:
-    from calque.evaluation.grid.cells import Cell, CellKey, CellResult
+    from calque.evaluation.grid.task_run import RunKey, RunResult, TaskRun
 
-
-ROWS, ITEMS, NOTE, LOCK = "results.jsonl", "items", ".appending.json", ".lock"
-NEEDED = ("model", "task", "language", "seed", "config", "value", "error")
+RESULTS, ITEMS, LOCK = "results.jsonl", "items", ".lock"
+REQUIRED = ("model", "task", "language", "seed", "config", "value", "error")
 
 
 class ResultsFolder:
-    """Results that only one process writes; `rows` are those of finished and failed cells.
+    """A results folder that is open for writing, by one process at a time.
 
-    `repairs` says what was found broken when the folder was opened, and mended.
+    results.jsonl is replaced in one step after every run, so that a killed process leaves either
+    all records of a run or none. `runs` has the records of finished and failed runs; `repairs`
+    says what was incomplete in the file and has been removed.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / ROWS
-        check_folder(folder)
-        read_folder(folder)  # what is not of results is refused before anything is touched
+        check_results_folder(folder)
+        self.folder, self.path = folder, folder / RESULTS
+        self.repairs: list[str] = []
+        _read_runs(self.path)  # raises before anything is changed
         (folder / ITEMS).mkdir(parents=True, exist_ok=True)
         self._lock: BinaryIO = open(folder / LOCK, "ab")  # noqa: SIM115
         lock_file(self._lock, folder)
-        self.repairs: list[str] = []
         for place in (folder, folder / ITEMS):
-            clear_partial(place)
-        self._undo_append()
-        self.path.touch()
-        self.cells = self._read()
+            remove_partial_files(place)
+        self.runs, is_torn = _read_runs(self.path)
+        self._lines = {key: _to_lines(records) for key, records in self.runs.items()}
+        if is_torn and self.runs:
+            # The line may belong to the last run, which is then incomplete.
+            key = next(reversed(self.runs))
+            del self.runs[key], self._lines[key]
+        if is_torn:
+            self.repairs.append("the last line was incomplete: its run is repeated")
+        if is_torn or not self.path.exists():
+            self._write()
 
     @property
-    def rows(self) -> list[Row]:
-        """All rows, in the order of the file."""
-        return [row for rows in self.cells.values() for row in rows]
+    def records(self) -> list[Record]:
+        """All records in the order of the file."""
+        return [record for records in self.runs.values() for record in records]
 
-    def find_error(self, key: CellKey) -> str | None:
-        """Give the error of a failed cell."""
-        return next((row["error"] for row in self.cells.get(key, ()) if row["error"]), None)
+    def find_error(self, key: RunKey) -> str | None:
+        """Return the error of a failed run."""
+        return next((row["error"] for row in self.runs.get(key, ()) if row["error"]), None)
 
-    def add(self, cell: Cell, result: CellResult) -> list[Row]:
-        """Write what came of a cell: test items first, then its rows, whole or not at all."""
-        from calque.evaluation.grid.cells import make_rows
-
-        rows = make_rows(cell, result)
-        names = {row["items"] for row in rows if row["items"] is not None}
+    def add(self, run: TaskRun, result: RunResult) -> list[Record]:
+        """Write the items and records of a run and return the records."""
+        records = build_records(run, result)
+        names = {record["items"] for record in records} - {None}
         for name in names:
-            write_items(self.folder / name, result)
-        old = self.cells.pop(cell.key, None)
-        self.cells[cell.key] = rows
-        if old is None:
-            self._append(rows)
-        else:
-            with write_atomically(self.path, binary=True) as stream:
-                stream.write(_to_bytes(self.rows))
-            stale = {row["items"] for row in old} - names - {None}
-            for name in stale:
-                (self.folder / name).unlink(missing_ok=True)
-        return rows
+            _write_items(self.folder / name, result)
+        stale = {record["items"] for record in self.runs.pop(run.key, [])} - names - {None}
+        self.runs[run.key] = records
+        self._lines.pop(run.key, None)
+        self._lines[run.key] = _to_lines(records)
+        self._write()
+        for name in stale:
+            (self.folder / name).unlink(missing_ok=True)
+        return records
 
     def close(self) -> None:
-        """Let others write."""
+        """Release the lock."""
         self._lock.close()
 
     def __enter__(self) -> ResultsFolder:
@@ -85,111 +82,58 @@ class ResultsFolder:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _append(self, rows: Sequence[Row]) -> None:
-        content, note = _to_bytes(rows), self.folder / NOTE
-        start = self.path.stat().st_size
-        with write_atomically(note) as stream:
-            json.dump({"start": start, "end": start + len(content)}, stream)
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
-        try:
-            written = os.write(handle, content)
-            if written < len(content):
-                os.ftruncate(handle, start)
-                fix = "free some space; the same command goes on"
-                raise InputError("the disk is full", file=self.path, fix=fix)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        note.unlink()
-
-    def _undo_append(self) -> None:
-        """Cut off rows whose writing did not come to its end."""
-        note = self.folder / NOTE
-        if not note.exists():
-            return
-        about = json.loads(note.read_text(encoding="utf-8"))
-        if self.path.exists() and about["start"] < self.path.stat().st_size < about["end"]:
-            os.truncate(self.path, about["start"])
-            self.repairs.append("rows of a cell that was being written are dropped")
-        note.unlink()
-
-    def _read(self) -> dict[CellKey, list[Row]]:
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        rows = parse_rows(whole, self.path)
-        if len(whole) < len(content):
-            # Its cell is not whole either; if nothing is left of its name, it may be the last one.
-            broken = _find_key(content[len(whole) :]) or (key_of(rows[-1]) if rows else None)
-            rows = [row for row in rows if key_of(row) != broken]
-            with write_atomically(self.path, binary=True) as stream:
-                stream.write(_to_bytes(rows))
-            self.repairs.append("the last line was torn: its cell is dropped and done again")
-        return group_rows(rows)
+    def _write(self) -> None:
+        with write_atomically(self.path, binary=True) as stream:
+            stream.writelines(self._lines.values())
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a place that is something else than a folder of results, or to be one."""
+def check_results_folder(folder: Path) -> None:
+    """Raise an InputError unless a path is a results folder, an empty folder or does not exist."""
     if folder.exists() and not folder.is_dir():
-        raise InputError("this is a file", file=folder, fix="name a folder for the results")
-    if folder.is_dir() and not (folder / ROWS).exists():
-        others = [path.name for path in folder.iterdir() if path.name not in (ITEMS, LOCK, NOTE)]
+        problem = "the output is a file"
+        raise InputError(problem, file=folder, fix="pass a folder, or a file name with .jsonl")
+    if folder.is_dir() and not (folder / RESULTS).exists():
+        others = [path.name for path in folder.iterdir() if path.name not in (ITEMS, LOCK)]
         if others:
-            problem = f"a folder with {min(others)} and no {ROWS}"
-            raise InputError(problem, file=folder, fix="name a new folder for the results")
+            problem = f"the folder contains {min(others)} and no {RESULTS}"
+            raise InputError(problem, file=folder, fix="pass a new folder for the results")
 
 
-def read_folder(folder: Path) -> dict[CellKey, list[Row]]:
-    """Read the rows of a folder by cell and leave it as it is; of none, nothing."""
-    path = folder / ROWS
+def read_results_folder(folder: Path) -> dict[RunKey, list[Record]]:
+    """Read the records of a results folder by run; return nothing if there is no such folder."""
+    return _read_runs(folder / RESULTS)[0]
+
+
+def _read_runs(path: Path) -> tuple[dict[RunKey, list[Record]], bool]:
+    """Read all whole lines, grouped by run; also return whether the last line is incomplete."""
     content = path.read_bytes() if path.exists() else b""
-    return group_rows(parse_rows(content[: content.rfind(b"\n") + 1], path))
-
-
-def group_rows(rows: Iterable[Row]) -> dict[CellKey, list[Row]]:
-    """Put the rows of a cell together."""
-    cells: dict[CellKey, list[Row]] = {}
-    for row in rows:
-        cells.setdefault(key_of(row), []).append(row)
-    return cells
-
-
-def parse_rows(content: bytes, path: Path) -> list[Row]:
-    """Read whole lines; one that is no row of results is an error that names it."""
-    rows = []
-    for number, line in enumerate(content.splitlines(), start=1):
+    whole = content[: content.rfind(b"\n") + 1]
+    runs: dict[RunKey, list[Record]] = {}
+    for number, line in enumerate(whole.splitlines(), start=1):
         try:
-            row: Any = json.loads(line)
+            record: Any = json.loads(line)
         except ValueError:
-            row = None
-        if not isinstance(row, dict) or any(name not in row for name in NEEDED):
-            fix = "remove the line, or name a new folder"
-            raise InputError("no row of results", file=path, line=number, fix=fix)
-        rows.append(row)
-    return rows
+            record = None
+        if not isinstance(record, dict) or any(name not in record for name in REQUIRED):
+            fix = "remove the line, or pass a new folder"
+            problem = "the line is not a record of results"
+            raise InputError(problem, file=path, line=number, fix=fix)
+        runs.setdefault(key_of(record), []).append(record)
+    return runs, len(whole) < len(content)
 
 
-def write_items(path: Path, result: CellResult) -> None:
-    """Write the items of all languages as LANG.num and LANG.den, readable without pickle."""
+def _write_items(path: Path, result: RunResult) -> None:
+    """Write the items of all languages as arrays LANGUAGE.num and LANGUAGE.den."""
     import numpy as np
 
     arrays = {}
-    for outcome in result.outcomes:
-        if outcome.items is not None:
-            arrays[f"{outcome.language}.num"] = np.asarray(outcome.items.numerators, np.float64)
-            arrays[f"{outcome.language}.den"] = np.asarray(outcome.items.denominators, np.float64)
+    for scores in result.scores:
+        if scores.items is not None:
+            arrays[f"{scores.language}.num"] = np.asarray(scores.items.numerators, np.float64)
+            arrays[f"{scores.language}.den"] = np.asarray(scores.items.denominators, np.float64)
     with write_atomically(path, binary=True) as stream:
         np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
 
 
-def _to_bytes(rows: Iterable[Row]) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-
-
-def _find_key(torn: bytes) -> CellKey | None:
-    """Tell the cell of half a line, if as much as that is left of it."""
-    text = torn.decode(errors="ignore")
-    try:
-        start = json.loads(text[: text.index(', "metric"')] + "}")
-        return key_of(start)
-    except (ValueError, KeyError):
-        return None
+def _to_lines(records: Iterable[Record]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in records).encode()

@@ -1,11 +1,12 @@
-"""Runs one cell: a fresh model, the task, and what it cost in time and memory.
+"""Executes runs: loads a fresh model, measures it on the task, and records time and memory.
 
-Processes that run cells side by side on one device; one that dies takes no other with it.
+Worker processes execute runs in parallel on one device; if one dies, the others continue.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import os
 import resource
@@ -20,22 +21,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calque.errors import InputError, first_line
-from calque.evaluation.grid.cells import CellResult
-from calque.evaluation.grid.model_specs import EncoderShelf, load_translator
+from calque.evaluation.grid.model_specs import EncoderCache, load_translator
+from calque.evaluation.grid.task_run import RunResult
 from calque.evaluation.registry import load_function
 
 if TYPE_CHECKING:
     import torch
 
-    from calque.evaluation.grid.cells import Cell
-    from calque.evaluation.records import Outcome
+    from calque.evaluation.grid.task_run import TaskRun
+    from calque.evaluation.records import LanguageScores
+
+OnProgress = Callable[[int, int], None]
+PROGRESS_EVERY = 0.25  # seconds
+PATIENCE = 5.0  # seconds for a worker to end by itself
 
 
-Progress = Callable[[int, int], None]
-
-
-class CellRunner:
-    """Runs cells one after the other on a device, keeping what the next one can use."""
+class Runner:
+    """Executes runs one after the other on a device; the next run may reuse what is loaded."""
 
     def __init__(self, device: str = "auto") -> None:
         import torch
@@ -45,61 +47,73 @@ class CellRunner:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device.index or 0)
             torch.cuda.init()  # type: ignore[no-untyped-call]
-        self._shelf = EncoderShelf()
+        self._encoders = EncoderCache()
 
-    def run(self, cell: Cell, on_progress: Progress = lambda done, total: None) -> CellResult:
-        """Give what came of a cell; whatever goes wrong in it is its error, and others go on."""
-        begin = time.perf_counter()
-        _forget_peak(self.device)
-        outcomes: tuple[Outcome, ...] = ()
-        error, is_spoilt = None, False
+    def run(
+        self,
+        run: TaskRun,
+        on_progress: OnProgress = lambda done, total: None,
+        *,
+        raise_errors: bool = False,
+    ) -> RunResult:
+        """Return the result of a run; unless errors are raised, an error is a result too."""
+        start = time.perf_counter()
+        _reset_peak(self.device)
+        scores: tuple[LanguageScores, ...] = ()
+        error, ended = None, False
         try:
-            outcomes = tuple(self._measure(cell, on_progress))
-            check_outcomes(outcomes)
-        except Exception as problem:  # noqa: BLE001 - a failed cell is a result too
-            outcomes, error = (), describe_error(problem)
-            is_spoilt = spoils_process(problem)
-        result = CellResult(
-            outcomes,
+            scores = tuple(self._measure(run, on_progress))
+            check_scores(scores)
+        except Exception as problem:
+            if raise_errors:
+                raise
+            scores, error, ended = (), describe_error(problem), breaks_process(problem)
+        result = RunResult(
+            scores,
             error,
-            time.perf_counter() - begin,
+            time.perf_counter() - start,
             _find_peak(self.device),
             _name_device(self.device),
             _find_free(self.device),
-            is_spoilt,
+            ended,
         )
-        self._clean()
+        self._free_memory()
         return result
 
-    def _measure(self, cell: Cell, on_progress: Progress) -> list[Outcome]:
-        measure = load_function(cell.kind.measure, cell.task)
-        found: list[Outcome] = measure(
-            self._load(cell),
-            cell.data,
-            languages=None if cell.languages is None else list(cell.languages),
-            settings=cell.settings,
-            seed=cell.seed if cell.seed is not None else 0,
+    def _measure(self, run: TaskRun, on_progress: OnProgress) -> list[LanguageScores]:
+        measure = load_function(run.task.measure, run.task_name)
+        scores: list[LanguageScores] = measure(
+            self._load(run),
+            run.data,
+            languages=None if run.languages is None else list(run.languages),
+            settings=run.settings,
+            seed=run.seed if run.seed is not None else 0,
             on_progress=on_progress,
         )
-        return found
+        return scores
 
-    def _load(self, cell: Cell) -> Any:
+    def _load(self, run: TaskRun) -> Any:
         import torch
 
-        if cell.entrant.kind == "vectors":
+        if run.task.model == "vectors":
             from calque.vectors.static import VectorFolder
 
-            return VectorFolder(Path(cell.entrant.folder), self.device)
-        # What is trained needs its weights in full; the task computes in less where it pays.
-        is_halved = self.device.type == "cuda" and not cell.kind.trained
-        dtype = torch.bfloat16 if is_halved else torch.float32
-        if cell.kind.of_translators:
-            return load_translator(cell.entrant, self.device, dtype)
-        plugged = cell.kind.trained and cell.settings.plug == "in"
-        return self._shelf.take(cell.entrant, cell.seed, self.device, dtype, plugged=plugged)
+            return VectorFolder(run.model.folder, self.device)
+        # Training needs full weights; the task itself computes in lower precision if it pays.
+        use_half = self.device.type == "cuda" and not run.task.trained
+        dtype = torch.bfloat16 if use_half else torch.float32
+        if run.task.model == "translator":
+            return load_translator(run.model, self.device, dtype)
+        return self._encoders.load(
+            run.model,
+            run.seed,
+            self.device,
+            dtype,
+            plugged=run.task.trained and run.settings.plug == "in",
+            maps=run.settings.maps,
+        )
 
-    def _clean(self) -> None:
-        """Let go of the last model's memory before the next is measured."""
+    def _free_memory(self) -> None:
         import torch
 
         gc.collect()
@@ -107,30 +121,31 @@ class CellRunner:
             torch.cuda.empty_cache()
 
 
-def check_outcomes(outcomes: tuple[Outcome, ...]) -> None:
-    """Refuse what cannot be a result: nothing, a language twice, or a score that is no number."""
-    names = [outcome.language for outcome in outcomes]
-    if not outcomes:
-        raise InputError("the task gave no outcome", fix="check the data and the languages")
+def check_scores(scores: tuple[LanguageScores, ...]) -> None:
+    """Raise an InputError for invalid results: none, a language twice, or a non-finite score."""
+    names = [each.language for each in scores]
+    if not scores:
+        problem = "the task returned no scores"
+        raise InputError(problem, fix="check the data and the languages")
     if len(set(names)) < len(names):
-        raise InputError(f"the task gave a language twice: {' '.join(names)}")
-    for outcome in outcomes:
-        value = next(iter(outcome.metrics.values()))
-        if value != value or abs(value) == float("inf"):
-            raise InputError(f"the score in {outcome.language} is {value}")
+        raise InputError(f"the task returned a language twice: {' '.join(names)}")
+    for each in scores:
+        value = next(iter(each.metrics.values()))
+        if not math.isfinite(value):
+            raise InputError(f"the score in {each.language} is {value}")
 
 
-def spoils_process(error: Exception) -> bool:
-    """Tell whether a process is of no more use: it may be out of memory, or CUDA out of order.
+def breaks_process(error: Exception) -> bool:
+    """Return whether a process cannot be used again after an error.
 
-    After a fault on the device every later call in the same process fails, too.
+    It may be out of memory; and after a CUDA error every later call in the process fails too.
     """
     text = str(error).lower()
     return isinstance(error, MemoryError) or "out of memory" in text or "cuda error" in text
 
 
 def describe_error(error: Exception) -> str:
-    """Say what went wrong in one line, with the place in the code if it is no one's input."""
+    """Return an error in one line, with the place in the code if it is not an InputError."""
     if isinstance(error, InputError):
         return str(error)
     trace = error.__traceback__
@@ -142,8 +157,8 @@ def describe_error(error: Exception) -> str:
     return f"{text} ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
 
 
-def _forget_peak(device: torch.device) -> None:
-    """Begin to measure memory anew."""
+def _reset_peak(device: torch.device) -> None:
+    """Start a new measurement of the peak memory."""
     if device.type == "cuda":
         import torch
 
@@ -154,7 +169,7 @@ def _forget_peak(device: torch.device) -> None:
 
 
 def _find_peak(device: torch.device) -> float:
-    """Give the most memory in MB that was held at once: the device's, or this process's."""
+    """Return the peak memory in MB: of the GPU, or of this process."""
     if device.type == "cuda":
         import torch
 
@@ -166,7 +181,7 @@ def _find_peak(device: torch.device) -> float:
 
 
 def _find_free(device: torch.device) -> float | None:
-    """Give the memory of a GPU that nobody has, in MB."""
+    """Return the free memory of a GPU in MB."""
     if device.type != "cuda":
         return None
     import torch
@@ -182,30 +197,26 @@ def _name_device(device: torch.device) -> str:
     return device.type
 
 
-PROGRESS_EVERY = 0.25  # seconds
-PATIENCE = 5.0  # seconds for a worker to end by itself
-
-
 @dataclass(frozen=True, slots=True)
-class Advance:
-    """How far a cell is."""
+class RunAdvanced:
+    """A run has finished `done` of `total` steps."""
 
-    cell: Cell
+    run: TaskRun
     done: int
     total: int
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
-    """What came of a cell, and by whom."""
+class RunEnded:
+    """A worker has finished a run, or died."""
 
-    cell: Cell
-    result: CellResult
+    run: TaskRun
+    result: RunResult
     worker: Worker
 
 
 class Worker:
-    """A process with one cell at a time; it ends with the process that made it."""
+    """A process that executes one run at a time; it ends when its parent process ends."""
 
     def __init__(self, device: str, n_threads: int) -> None:
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
@@ -214,32 +225,32 @@ class Worker:
         self.process = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
-        self.cell: Cell | None = None
-        self.last: Cell | None = None
+        self.run: TaskRun | None = None
+        self.last_run: TaskRun | None = None
 
-    def give(self, cell: Cell) -> None:
-        """Hand over the next cell."""
-        self.cell = self.last = cell
-        with suppress(OSError):  # dead already: `listen` finds out
-            self.connection.send(cell)
+    def start(self, run: TaskRun) -> None:
+        """Send the next run to the process."""
+        self.run = self.last_run = run
+        with suppress(OSError):  # the process has died: `receive` reports it
+            self.connection.send(run)
 
-    def listen(self) -> Iterator[Advance | Finish]:
-        """Read what there is to hear without waiting."""
+    def receive(self) -> Iterator[RunAdvanced | RunEnded]:
+        """Yield the messages that have arrived, without waiting."""
         try:
-            while self.cell is not None and self.connection.poll():
+            while self.run is not None and self.connection.poll():
                 message: Any = self.connection.recv()
-                if isinstance(message, CellResult):
-                    yield self._finish(message)
+                if isinstance(message, RunResult):
+                    yield self._end_run(message)
                 else:
-                    yield Advance(self.cell, *message)
+                    yield RunAdvanced(self.run, *message)
         except (EOFError, OSError):
             self.process.join(PATIENCE)
-            if self.cell is not None:
-                error = describe_end(self.process.exitcode)
-                yield self._finish(CellResult(error=error, ended_worker=True))
+            if self.run is not None:
+                error = describe_exit(self.process.exitcode)
+                yield self._end_run(RunResult(error=error, ended_worker=True))
 
     def stop(self) -> None:
-        """End the process, whatever it does."""
+        """End the process."""
         self.connection.close()
         self.process.terminate()
         self.process.join(PATIENCE)
@@ -247,44 +258,44 @@ class Worker:
             self.process.kill()
             self.process.join()
 
-    def _finish(self, result: CellResult) -> Finish:
-        cell, self.cell = self.cell, None
-        assert cell is not None
-        return Finish(cell, result, self)
+    def _end_run(self, result: RunResult) -> RunEnded:
+        run, self.run = self.run, None
+        assert run is not None
+        return RunEnded(run, result, self)
 
 
-def listen_to(workers: list[Worker], timeout: float | None) -> Iterator[Advance | Finish]:
-    """Wait until one of the workers has something to say or has died, and tell it."""
-    busy = {worker.connection: worker for worker in workers if worker.cell is not None}
+def receive_from(workers: list[Worker], timeout: float | None) -> Iterator[RunAdvanced | RunEnded]:
+    """Wait until a worker has sent a message or has died, and yield all messages."""
+    busy = {worker.connection: worker for worker in workers if worker.run is not None}
     for connection in wait(list(busy), timeout):
         assert isinstance(connection, Connection)
-        yield from busy[connection].listen()
+        yield from busy[connection].receive()
 
 
-def describe_end(exit_code: int | None) -> str:
-    """Say how a process ended.
+def describe_exit(exit_code: int | None) -> str:
+    """Return how a worker process ended, in one line.
 
-    >>> describe_end(-9)
-    'the worker was killed by SIGKILL: perhaps for want of memory'
+    >>> describe_exit(-9)
+    'the worker was killed by SIGKILL, possibly because memory ran out'
     """
     if exit_code is None or exit_code >= 0:
         return f"the worker ended with exit code {exit_code}"
     name = signal.Signals(-exit_code).name
-    why = ": perhaps for want of memory" if name == "SIGKILL" else ""
-    return f"the worker was killed by {name}{why}"
+    reason = ", possibly because memory ran out" if name == "SIGKILL" else ""
+    return f"the worker was killed by {name}{reason}"
 
 
 def _work(connection: Connection, device: str, n_threads: int) -> None:
-    """Run cells until the connection ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who gives the work
+    """Execute runs until the connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
     torch.set_num_threads(min(n_threads, torch.get_num_threads()))
-    runner = CellRunner(device)
+    runner = Runner(device)
     last = 0.0
 
-    def tell(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         nonlocal last
         if time.monotonic() - last > PROGRESS_EVERY:
             last = time.monotonic()
@@ -292,7 +303,7 @@ def _work(connection: Connection, device: str, n_threads: int) -> None:
 
     with suppress(EOFError, BrokenPipeError):
         while True:
-            connection.send(runner.run(connection.recv(), tell))
+            connection.send(runner.run(connection.recv(), report))
 
 
 def _end_with_parent() -> None:

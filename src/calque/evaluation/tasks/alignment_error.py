@@ -1,4 +1,4 @@
-"""Word alignment: the error rate against annotated links, by pair of languages and by layer."""
+"""Word alignment: alignment error rate (AER) against manually annotated links."""
 
 from __future__ import annotations
 
@@ -6,100 +6,72 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from calque.errors import InputError
-from calque.evaluation.tasks.tatoeba import average_languages, check_languages, require_maps
+from calque.evaluation.records import ItemScores, LanguageScores
+from calque.evaluation.tasks.untrained import check_maps, choose_layers, find_data_folder
 from calque.io.bitext import read_bitext
 from calque.io.links import GoldLinks, read_gold
 from calque.io.segmentation import split_on_spaces
-from calque.types import Score
+from calque.word_alignment.neural import WordAligner
 from calque.word_alignment.protocol import WordPair
-from calque.word_alignment.scoring import (
-    LayeredAligner,
-    check_gold,
-    count_layers,
-)
+from calque.word_alignment.scoring import LinkCounts, check_gold, count_layers_by_pair
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from calque.evaluation.settings import TaskSettings
     from calque.models.encoder import Encoder
-    from calque.models.language_maps import LanguageMaps
 
+    IntArray = npt.NDArray[np.int64]
 
-TASK = "word_alignment"
-METRICS = ("aer", "precision", "recall", "f1")
 FOLDER = "gold_alignments"
+METRICS = ("aer", "precision", "recall", "f1")
 
 
-def score_word_alignment(
+def measure(
     encoder: Encoder,
     data: Path,
     *,
-    model: str,
     languages: Sequence[str] | None = None,
-    layers: Sequence[int] | None = None,
-    make_aligner: Callable[[Encoder], LayeredAligner] | None = None,
-    maps: bool = False,
-    on_language: Callable[[str], None] | None = None,
-) -> list[Score]:
-    """Score the word links of an encoder, as the aligner's defaults make them, at every layer.
+    settings: TaskSettings,
+    seed: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[LanguageScores]:
+    """Return AER, precision, recall and F1 of the links that `WordAligner` finds by default.
 
-    `languages` are pairs such as de-en, or languages, which stand for all pairs they are in.
-    With `maps`, the words of either language are mapped before they are compared. Rates are those
-    of a whole test; rows of language "mean" average over the pairs.
+    The rates are those of a whole test. The words of an encoder with maps are mapped by language
+    before they are compared. An item is a sentence pair and its errors.
     """
-    known = require_maps(encoder) if maps else None
-    numbers = layers
-    if numbers is None:
-        numbers = range(encoder.n_layers + 1) if known is None else known.layers
-    asked = [encoder.check_layer(number) for number in numbers]
-    names = find_pairs(data, languages)
-    if known is None:
-        aligners = dict.fromkeys(names, (make_aligner or _make_word_aligner)(encoder))
-    else:
-        _check_pairs(known, names, asked)
-        aligners = {name: _make_mapping_aligner(encoder, name) for name in names}
-    tests = {name: read_test(data, name) for name in names}
-    scores: list[Score] = []
-    for name, (pairs, gold) in tests.items():
-        aligner = aligners[name]
-        for layer, counts in count_layers(aligner, pairs, gold, asked).items():
-            scores += [
-                Score(
-                    model=model,
-                    task=TASK,
-                    language=name,
-                    metric=metric,
-                    value=getattr(counts, metric),
-                    n_items=len(pairs),
-                    layer=layer,
-                    variant=_name_variant(aligner, maps),
-                )
-                for metric in METRICS
-            ]
-        if on_language is not None:
-            on_language(name)
-    return [*scores, *average_languages(scores)]
+    tests = list(languages or list_languages(data))
+    check_maps(encoder, tests)
+    aligners = {name: WordAligner(encoder, languages=_sides_of(encoder, name)) for name in tests}
+    layer, layers = choose_layers(encoder, settings, aligners[tests[0]].layer)
+    scores = []
+    for n_done, (name, aligner) in enumerate(aligners.items(), start=1):
+        counts = count_layers_by_pair(aligner, *read_test(data, name), layers)
+        by_layer = {number: _compute_metrics(table) for number, table in counts.items()}
+        n_pairs, items = counts[layer].shape[1], _list_errors(counts[layer])
+        scores.append(
+            LanguageScores(name, by_layer[layer], n_pairs, items, by_layer, {"layer": layer})
+        )
+        on_progress(n_done, len(tests))
+    return scores
 
 
-def find_pairs(data: Path, languages: Sequence[str] | None = None) -> list[str]:
-    """List the tests of a folder, `NAME.text` beside `NAME.gold`, or those asked for."""
-    folder = _test_folder(data)
-    known = [path.stem for path in sorted(folder.glob("*.gold"))]
-    if not known:
-        fix = f"give the folder with NAME.text and NAME.gold, or the one above a {FOLDER}/"
-        raise InputError("no NAME.gold here", file=data, fix=fix)
-    if languages is None:
-        return known
-    found = {asked: [n for n in known if asked in (n, *n.split("-"))] for asked in languages}
-    for asked, names in found.items():
-        if not names:
-            fix = f"choose from: {' '.join(known)}"
-            raise InputError(f"no test for {asked!r}", file=folder, fix=fix)
-    return list(dict.fromkeys(name for names in found.values() for name in names))
+def list_languages(data: Path, settings: TaskSettings | None = None) -> list[str]:
+    """List the language pairs of a folder with files PAIR.text and PAIR.gold."""
+    found = [path.stem for path in sorted(find_data_folder(data, FOLDER).glob("*.gold"))]
+    if not found:
+        fix = f"pass the folder with PAIR.text and PAIR.gold, or a folder that contains {FOLDER}/"
+        raise InputError("the folder has no files PAIR.gold", file=data, fix=fix)
+    return found
 
 
 def read_test(data: Path, name: str) -> tuple[list[WordPair], GoldLinks]:
-    """Read the pairs of a test, whose words stand apart, and their gold links."""
-    folder = _test_folder(data)
+    """Read the tokenized sentence pairs of a test and their gold links."""
+    folder = find_data_folder(data, FOLDER)
     text = folder / f"{name}.text"
     gold = read_gold(folder / f"{name}.gold")
     pairs: list[WordPair] = [
@@ -111,38 +83,19 @@ def read_test(data: Path, name: str) -> tuple[list[WordPair], GoldLinks]:
     return pairs, gold
 
 
-def _make_word_aligner(encoder: Encoder) -> LayeredAligner:
-    from calque.word_alignment.neural import WordAligner
-
-    return WordAligner(encoder)
-
-
-def _make_mapping_aligner(encoder: Encoder, pair: str) -> LayeredAligner:
-    from calque.word_alignment.neural import WordAligner
-
+def _sides_of(encoder: Encoder, pair: str) -> tuple[str, str] | None:
+    """Return the languages of a pair if the encoder maps by language."""
     src, _, tgt = pair.partition("-")
-    return WordAligner(encoder, map_from=(src, tgt))
+    return None if encoder.maps is None else (src, tgt)
 
 
-def _check_pairs(maps: LanguageMaps, pairs: Sequence[str], layers: Sequence[int]) -> None:
-    """Refuse pairs of which a language has no map."""
-    known = {maps.pivot, *maps.languages}
-    missing = [pair for pair in pairs if not set(pair.split("-")) <= known]
-    if missing:
-        mapped = ",".join(pair for pair in pairs if pair not in missing)
-        fix = f"choose languages: {mapped}" if mapped else "fit maps of these languages"
-        raise InputError(f"no maps for {' '.join(missing)}", fix=fix)
-    check_languages(maps, known, layers)
+def _compute_metrics(counts: IntArray) -> dict[str, float]:
+    total = LinkCounts(*counts.sum(axis=1).tolist())
+    return {metric: 100 * float(getattr(total, metric)) for metric in METRICS}
 
 
-def _name_variant(aligner: LayeredAligner, maps: bool) -> str | None:
-    method: str | None = getattr(aligner, "method", None)
-    return f"mapped, {method}" if maps else method
-
-
-def _test_folder(data: Path) -> Path:
-    """Accept the folder itself or the one above it."""
-    if not data.is_dir():
-        raise InputError("no such folder", file=data, fix="check --data")
-    inside = data / FOLDER
-    return inside if inside.is_dir() else data
+def _list_errors(counts: IntArray) -> ItemScores:
+    """Return |A| + |S| − |A ∩ S| − |A ∩ P| and |A| + |S| of every pair: their ratio is the AER."""
+    n_links, n_sure, n_sure_found, n_possible_found = counts.astype(np.float64)
+    below = n_links + n_sure
+    return ItemScores(below - n_sure_found - n_possible_found, below)

@@ -24,14 +24,14 @@ from calque.evaluation.finetuning.finetune import predict
 from calque.evaluation.finetuning.head_task import HeadModel, longest_sequence, place_on
 from calque.evaluation.finetuning.plug_in import Paired, PairRows
 from calque.evaluation.finetuning.transfer import Corpus, Partners, choose_tests
-from calque.evaluation.records import Items
+from calque.evaluation.records import ItemScores
 from calque.evaluation.settings import remember
-from calque.io.labelled import LabelledText, read_pairs
+from calque.io.labeled import LabeledText, read_labeled_pairs
 from calque.io.xtreme import TaskFiles, find_xtreme_files
 from calque.models.heads import NO_LABEL, SentenceClassifier, mean_cross_entropy
-from calque.tokens.layout import place_sequences
+from calque.tokens.layout import build_packed_layout
 from calque.tokens.ragged import BatchShape, Ragged, reorder
-from calque.tokens.tokenizer import lift_limits
+from calque.tokens.tokenizer import disable_truncation_and_padding
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from calque.evaluation.finetuning.plug_in import PluggedTokens
-    from calque.evaluation.records import Outcome
+    from calque.evaluation.records import LanguageScores
     from calque.evaluation.settings import TaskSettings
     from calque.models.encoder import Encoder
     from calque.types import TokenBatch
@@ -81,7 +81,7 @@ class ClassExamples:
 
     def collate(self, rows: IntArray, shape: BatchShape | None = None) -> ClassBatch:
         """Lay out some examples, without padding or up to a fixed shape."""
-        placed = place_sequences(reorder(self.text, rows), pad_id=self.pad_id, shape=shape)
+        placed = build_packed_layout(reorder(self.text, rows), pad_id=self.pad_id, shape=shape)
         n_most = len(rows) if shape is None else max(shape.sequences, len(rows))
         firsts, labels = np.zeros(n_most, np.int64), np.full(n_most, NO_LABEL, np.int64)
         firsts[: len(rows)], labels[: len(rows)] = placed.starts, self.labels[rows]
@@ -90,7 +90,7 @@ class ClassExamples:
 
 def encode_texts(
     tokenizer: PreTrainedTokenizerFast,
-    examples: Sequence[LabelledText],
+    examples: Sequence[LabeledText],
     classes: Sequence[str],
     longest: int,
 ) -> ClassExamples:
@@ -99,7 +99,7 @@ def encode_texts(
     Of a pair the longer text loses tokens at its end, one after the other, as is usual.
     """
     inputs = [example.texts if len(example.texts) > 1 else example.texts[0] for example in examples]
-    backend = lift_limits(tokenizer.backend_tokenizer)
+    backend = disable_truncation_and_padding(tokenizer.backend_tokenizer)
     found = [encoding.ids for encoding in backend.encode_batch_fast(inputs)]
     long = [k for k, ids in enumerate(found) if len(ids) > longest]
     if long:
@@ -107,7 +107,7 @@ def encode_texts(
         try:
             cut = backend.encode_batch_fast([inputs[k] for k in long])
         finally:
-            lift_limits(backend)
+            disable_truncation_and_padding(backend)
         for k, encoding in zip(long, cut, strict=True):
             found[k] = encoding.ids
     numbers = {name: number for number, name in enumerate(classes)}
@@ -148,8 +148,8 @@ class ClassPairs:
 
 
 def encode_class_pairs(
-    encode: Callable[[Sequence[LabelledText], list[str]], ClassExamples],
-    pairs: Sequence[Paired[LabelledText]],
+    encode: Callable[[Sequence[LabeledText], list[str]], ClassExamples],
+    pairs: Sequence[Paired[LabeledText]],
     classes: list[str],
 ) -> ClassPairs:
     """Encode examples and their translations as a plain classifier would read them."""
@@ -203,8 +203,8 @@ class TextClassifier(HeadModel):
 
 
 def make_lesson(
-    encoder: Encoder, corpus: Corpus[LabelledText], settings: TaskSettings
-) -> Lesson[LabelledText]:
+    encoder: Encoder, corpus: Corpus[LabeledText], settings: TaskSettings
+) -> Lesson[LabeledText]:
     """Say how a classifier learns a corpus; its score is accuracy, an item an example."""
     longest, tokenizer = longest_sequence(encoder, settings), encoder.tokenizer
 
@@ -215,10 +215,10 @@ def make_lesson(
 
     def score(model: TextClassifier, test: ClassExamples | ClassPairs) -> Scored:
         right = model.classify(test, settings) == test.labels
-        items = Items(right.astype(np.float64), np.ones(len(right)))
+        items = ItemScores(right.astype(np.float64), np.ones(len(right)))
         return Scored({"accuracy": items.score}, items)
 
-    def encode(examples: Sequence[LabelledText], classes: list[str]) -> ClassExamples:
+    def encode(examples: Sequence[LabeledText], classes: list[str]) -> ClassExamples:
         return encode_texts(tokenizer, examples, classes, longest)
 
     plug = None
@@ -236,9 +236,9 @@ def make_lesson(
     )
 
 
-def _find_original(example: LabelledText) -> LabelledText | None:
+def _find_original(example: LabeledText) -> LabeledText | None:
     """Give what was translated, where the file of translations has it."""
-    return None if example.original is None else LabelledText(example.original, example.label)
+    return None if example.original is None else LabeledText(example.original, example.label)
 
 
 TaskName = Literal["xnli", "pawsx"]
@@ -255,7 +255,7 @@ def measure_pairs(
     settings: TaskSettings,
     seed: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Outcome]:
+) -> list[LanguageScores]:
     """Train a classifier of pairs as the setting says, and give its accuracy by language.
 
     Without a training file the dev file is divided by groups of pairs that share a sentence, and
@@ -284,10 +284,10 @@ def find_files(data: Path, task: TaskName) -> TaskFiles:
     return files
 
 
-def _open(data: Path, settings: TaskSettings, task: TaskName) -> Corpus[LabelledText]:
+def _open(data: Path, settings: TaskSettings, task: TaskName) -> Corpus[LabeledText]:
     return Corpus(
         find_files(data, task),
-        read_pairs,
+        read_labeled_pairs,
         settings,
         texts_of=lambda example: example.texts,
         label_of=lambda example: example.label,

@@ -1,19 +1,19 @@
-"""Lexicon induction: how often a word's translation is the nearest word of the other language."""
+"""Lexicon induction: how often the nearest word of the other language is a correct translation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from calque.errors import InputError
-from calque.evaluation.tasks.tatoeba import average_languages
-from calque.io.dictionaries import read_dictionary
-from calque.types import Score
+from calque.evaluation.records import ItemScores, LanguageScores
+from calque.evaluation.tasks.untrained import find_data_folder
+from calque.io.dictionaries import Entry, read_dictionary
 from calque.vectors.lexicon import (
-    AT,
+    PRECISION_AT,
     DictionaryScores,
     LexiconSettings,
     WordTranslator,
@@ -21,109 +21,105 @@ from calque.vectors.lexicon import (
 )
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from calque.evaluation.settings import TaskSettings
     from calque.vectors.static import VectorFolder
 
-    IntArray = npt.NDArray[np.int64]
-
-TASK, FOLDER = "lexicon_induction", "muse"
-TEST_SUFFIX = ".5000-6500.txt"  # MUSE's; the 5,000 more frequent words are for training
-METHODS = ("nn", "csls")
-SETTINGS = (LexiconSettings("nn"), LexiconSettings("csls"))
+FOLDER = "muse"
+TEST_SUFFIX = ".5000-6500.txt"  # of MUSE; its 5,000 most frequent words are for training
+SETTINGS = (LexiconSettings("csls"), LexiconSettings("nn"))
 
 
-def score_lexicon_induction(
+def measure(
     vectors: VectorFolder,
     data: Path,
     *,
-    model: str,
     languages: Sequence[str] | None = None,
-    on_language: Callable[[str], None] | None = None,
-) -> list[Score]:
-    """Score vectors on MUSE's test dictionaries, each in its own direction, by nn and CSLS.
+    settings: TaskSettings | None = None,
+    seed: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[LanguageScores]:
+    """Translate the words of MUSE's test dictionaries by nearest neighbors (nn) and by CSLS.
 
-    `languages` are pairs such as de-en, or languages, which stand for all pairs they are in; by
-    default all pairs of languages that there are vectors of. Metrics that end in `_known` leave
-    out words without a vector, or without a translation that has one; the others count them as
-    wrong. Rows of language "mean" average over the pairs.
+    Words without a vector, or without a translation that has one, count as wrong; metrics that end
+    in `_known` leave them out. An item is a source word; its score is 1 if CSLS finds a correct
+    translation first.
     """
-    scores: list[Score] = []
-    for pairs in _group_directions(find_pairs(data, vectors.languages, languages)):
-        src, _, tgt = pairs[0].partition("-")
+    pairs = find_pairs(data, vectors.languages, languages)
+    found: dict[str, LanguageScores] = {}
+    for pair in pairs:
+        if pair in found:
+            continue
+        src, _, tgt = pair.partition("-")
         spaces = vectors.load_pair(src, tgt)
-        translators = [WordTranslator.make(*spaces, settings) for settings in SETTINGS]
-        for pair in pairs:
-            if pair != pairs[0]:
-                translators = [translator.reverse() for translator in translators]
-            entries = read_dictionary(find_test(data, pair))
-            scores += _list_scores(score_dictionary(translators, entries), model, pair)
-            if on_language is not None:
-                on_language(pair)
-    by_method = [[score for score in scores if score.variant == method] for method in METHODS]
-    return scores + [mean for group in by_method for mean in average_languages(group)]
+        translators = [WordTranslator.build(*spaces, method) for method in SETTINGS]
+        found[pair] = _measure_pair(translators, data, pair)
+        # Both directions need the same comparison of all words.
+        if f"{tgt}-{src}" in pairs and src != tgt:
+            reverse = [translator.reverse() for translator in translators]
+            found[f"{tgt}-{src}"] = _measure_pair(reverse, data, f"{tgt}-{src}")
+        on_progress(len(found), len(pairs))
+    return [found[pair] for pair in pairs]
 
 
 def find_pairs(
     data: Path, with_vectors: Sequence[str], languages: Sequence[str] | None = None
 ) -> list[str]:
-    """List the tests, `xx-yy.5000-6500.txt`, of two languages with vectors, or those asked for."""
-    folder = _test_folder(data)
+    """List the pairs that have a test dictionary and vectors of both languages.
+
+    `languages` are pairs such as de-en, or languages, which stand for all pairs that contain them.
+    """
+    folder = find_data_folder(data, FOLDER)
     known = [p.name.removesuffix(TEST_SUFFIX) for p in sorted(folder.glob(f"*-*{TEST_SUFFIX}"))]
     if not known:
-        fix = f"give the folder with MUSE's dictionaries, or the one above a {FOLDER}/"
-        raise InputError(f"no xx-yy{TEST_SUFFIX} here", file=data, fix=fix)
+        fix = f"pass the folder with MUSE's dictionaries, or a folder that contains {FOLDER}/"
+        raise InputError(f"the folder has no files xx-yy{TEST_SUFFIX}", file=data, fix=fix)
     usable = [pair for pair in known if set(pair.split("-")) <= set(with_vectors)]
-    # MUSE's en-en is a check of its data, not of vectors: it has to be asked for by name.
-    between = [pair for pair in usable if len(set(pair.split("-"))) == 2]
+    # MUSE's en-en checks its data, not vectors: it must be named explicitly.
+    bilingual = [pair for pair in usable if len(set(pair.split("-"))) == 2]
     if languages is None:
-        if not between:
-            problem = f"no test for any two of {' '.join(with_vectors)}"
-            raise InputError(problem, file=folder, fix="name vectors xx.vec after their languages")
-        return between
+        if not bilingual:
+            problem = f"there is no test for any two of {' '.join(with_vectors)}"
+            fix = "name vector files after their languages: de.vec, en.vec"
+            raise InputError(problem, file=folder, fix=fix)
+        return bilingual
     found = {
-        name: [pair for pair in between if name in pair.split("-")]
-        or [p for p in usable if p == name]
+        name: [pair for pair in bilingual if name in pair.split("-")]
+        or [pair for pair in usable if pair == name]
         for name in languages
     }
     for name, pairs in found.items():
         if not pairs:
-            problem = f"no test for {name!r} with vectors of both languages"
+            problem = f"there is no test for {name!r} with vectors of both languages"
             raise InputError(problem, file=folder, fix=f"choose from: {' '.join(usable)}")
     return list(dict.fromkeys(pair for pairs in found.values() for pair in pairs))
 
 
-def find_test(data: Path, pair: str) -> Path:
-    """Name the file of a pair's test."""
-    return _test_folder(data) / f"{pair}{TEST_SUFFIX}"
+def _measure_pair(translators: Sequence[WordTranslator], data: Path, pair: str) -> LanguageScores:
+    path = find_data_folder(data, FOLDER) / f"{pair}{TEST_SUFFIX}"
+    entries = list(read_dictionary(path))
+    scores = score_dictionary(translators, entries)
+    metrics = {}
+    for method in ("csls", "nn"):
+        for k in PRECISION_AT:
+            metrics[f"precision_at_{k}_{method}"] = 100 * scores.precision(method, k)
+    for method in ("csls", "nn"):
+        for k in PRECISION_AT:
+            name = f"precision_at_{k}_{method}_known"
+            metrics[name] = 100 * scores.precision(method, k, known=True)
+    metrics["coverage"] = 100 * scores.coverage
+    items = _list_hits(scores, translators[0], entries)
+    counts = {"unknown_src": scores.n_unknown_src, "unknown_tgt": scores.n_unknown_tgt}
+    return LanguageScores(pair, metrics, scores.n_words, items, counts=counts)
 
 
-def _group_directions(pairs: Sequence[str]) -> list[list[str]]:
-    """Put the two directions of a pair together, since they are scored from one comparison.
-
-    >>> _group_directions(["de-en", "de-fr", "en-de"])
-    [['de-en', 'en-de'], ['de-fr']]
-    """
-    groups: dict[frozenset[str], list[str]] = {}
-    for pair in pairs:
-        groups.setdefault(frozenset(pair.split("-")), []).append(pair)
-    return list(groups.values())
-
-
-def _list_scores(result: DictionaryScores, model: str, pair: str) -> Iterator[Score]:
-    for method in METHODS:
-        figures = {"coverage": (result.coverage, result.n_words)}
-        for k in AT:
-            name = f"precision_at_{k}"
-            figures[name] = (result.precision(method, k), result.n_words)
-            figures[f"{name}_known"] = (result.precision(method, k, known=True), result.n_known)
-        for metric, (value, n_items) in figures.items():
-            yield Score(model, TASK, pair, metric, value, n_items, variant=method)
-
-
-def _test_folder(data: Path) -> Path:
-    """Accept the folder itself or the one above it."""
-    if not data.is_dir():
-        raise InputError("no such folder", file=data, fix="check --data")
-    inside = data / FOLDER
-    return inside if inside.is_dir() else data
+def _list_hits(
+    scores: DictionaryScores, translator: WordTranslator, entries: Sequence[Entry]
+) -> ItemScores:
+    """Return 1 or 0 for every source word in the order of the dictionary."""
+    words = list(dict.fromkeys(word for word, _ in entries))
+    src_rows = translator.src.look_up(word for word, _ in entries)
+    tgt_rows = translator.tgt.look_up(word for _, word in entries)
+    known = np.unique(src_rows[(src_rows >= 0) & (tgt_rows >= 0)])  # the words that have ranks
+    hit_rows = known[scores.ranks["csls"] < 1]
+    hits = np.isin(translator.src.look_up(words), hit_rows).astype(np.float64)
+    return ItemScores(hits, np.ones(len(words)))

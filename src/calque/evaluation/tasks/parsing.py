@@ -35,16 +35,17 @@ from calque.evaluation.finetuning.transfer import (
     plan_runs,
 )
 from calque.evaluation.finetuning.updates import working_precision
-from calque.evaluation.records import Items, Outcome
+from calque.evaluation.records import ItemScores, LanguageScores
 from calque.evaluation.settings import remember
-from calque.io.conllu import ParsedSentence, read_trees, spread
-from calque.models.biaffine import IMPOSSIBLE, BiaffineHead, WordViews, decode_trees
+from calque.io.conllu import ParsedSentence, read_trees, sample_evenly
+from calque.models.biaffine import IMPOSSIBLE_SCORE, BiaffineFeatures, BiaffineHead, decode_trees
 from calque.models.heads import NO_LABEL, mean_cross_entropy
-from calque.tokens.layout import place_sequences
-from calque.tokens.ragged import BatchShape, Ragged, add_marks, ranges, reorder
-from calque.tokens.streams import seed_of
-from calque.tokens.windows import WordWindow, cut_words
-from calque.tokens.words import PieceCounts, WordEncoder
+from calque.tokens.layout import build_packed_layout
+from calque.tokens.ragged import BatchShape, Ragged, add_special_tokens, ranges, reorder
+from calque.tokens.sampling import derive_seed
+from calque.tokens.tokenizer import boundary_ids
+from calque.tokens.windows import WordWindow, split_into_word_windows
+from calque.tokens.words import EncodedWords, WordEncoder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -92,9 +93,9 @@ class Attachments:
         return 100 * int(self.n_relations.sum()) / max(1, int(self.n_words.sum()))
 
     @property
-    def items(self) -> Items:
+    def items(self) -> ItemScores:
         """Give the labelled score's items: the sentences."""
-        return Items(self.n_relations.astype(np.float64), self.n_words.astype(np.float64))
+        return ItemScores(self.n_relations.astype(np.float64), self.n_words.astype(np.float64))
 
 
 def name_relation(name: str, subtypes: bool = False) -> str:
@@ -189,7 +190,7 @@ class ParseExamples:
         n_windows, n_words = self.n_windows[rows], self.n_words[rows]
         first_windows = (np.cumsum(self.n_windows) - self.n_windows)[rows]
         chosen = reorder(self.windows, ranges(first_windows, n_windows))
-        placed = place_sequences(chosen, pad_id=self.pad_id, shape=shape)
+        placed = build_packed_layout(chosen, pad_id=self.pad_id, shape=shape)
         words = ranges((np.cumsum(self.n_words) - self.n_words)[rows], n_words)
         owners = np.repeat(np.arange(len(rows)), n_words)
         shift = np.cumsum(n_windows) - n_windows - first_windows
@@ -240,18 +241,18 @@ def encode_trees(
     With `one_window`, as a batch of fixed shape needs, it is cut to what the first of them holds.
     `relations` without a number are −100: they cannot be learnt, nor be right.
     """
-    marks = tokenizer.cls_token_id, tokenizer.sep_token_id
+    marks = boundary_ids(tokenizer)
     head_mark, room = int(marks[0] is not None), longest - sum(m is not None for m in marks)
     texts = [sentence.words[:max_words] for sentence in sentences]
     # Of a word only the first subword's state is used, so that no word need be cut in two.
-    pieces, _ = WordEncoder(tokenizer).encode(texts).shorten(room)
+    pieces, _ = WordEncoder(tokenizer).encode(texts).truncate_words(room)
     n_bare = int((pieces.n_pieces == 0).sum())
     pieces = _name_unknown(pieces, _unknown_id(tokenizer))
     first_words, first_pieces = pieces.first_words, pieces.first_pieces
     lists: list[list[IntArray]] = [[], [], [], []]  # ids, windows of words, offsets, words
     n_windows, n_words, total = [], [], 0
     for start, stop in zip(first_words[:-1].tolist(), first_words[1:].tolist(), strict=True):
-        windows = cut_words(pieces.n_pieces[start:stop], room, overlap)
+        windows = split_into_word_windows(pieces.n_pieces[start:stop], room, overlap)
         if one_window:
             end = windows[0].stop
             windows = [WordWindow(0, end, 0, end)]
@@ -269,7 +270,7 @@ def encode_trees(
     kept = np.array(n_words)
     heads, kinds = _number_arcs(sentences, kept, relations)
     return ParseExamples(
-        windows=add_marks(Ragged.of(lists[0]), *marks),
+        windows=add_special_tokens(Ragged.of(lists[0]), *marks),
         n_windows=np.array(n_windows),
         n_words=kept,
         word_windows=np.concatenate(lists[1]),
@@ -282,11 +283,11 @@ def encode_trees(
     )
 
 
-def _name_unknown(pieces: PieceCounts, unknown: int) -> PieceCounts:
+def _name_unknown(pieces: EncodedWords, unknown: int) -> EncodedWords:
     """Give words that the tokenizer deletes whole the subword of unknown text."""
     bare = np.flatnonzero(pieces.n_pieces == 0)
     ids = np.insert(pieces.ids, pieces.first_pieces[bare], unknown)
-    return PieceCounts(ids, np.maximum(pieces.n_pieces, 1), pieces.n_words)
+    return EncodedWords(ids, np.maximum(pieces.n_pieces, 1), pieces.n_words)
 
 
 def _unknown_id(tokenizer: PreTrainedTokenizerFast) -> int:
@@ -335,9 +336,9 @@ class Parser(HeadModel):
         self.head, self.root = BiaffineHead(encoder.hidden_size, n_relations, generator), root
         place_on(self, encoder)
 
-    def score(self, batch: ParseBatch) -> tuple[WordViews, Float[Tensor, "rows words heads"]]:
+    def score(self, batch: ParseBatch) -> tuple[BiaffineFeatures, Float[Tensor, "rows words heads"]]:
         """Give the parts that words can play, and the scores of all heads."""
-        views: WordViews = self.head.view(self.read(batch.tokens))
+        views: BiaffineFeatures = self.head.view(self.read(batch.tokens))
         return views, self.head.score_arcs(views, batch.cells, batch.is_word)
 
     def forward(self, batch: ParseBatch) -> Float[Tensor, ""]:
@@ -368,7 +369,7 @@ class Parser(HeadModel):
             relations[words] = kinds.cpu().numpy()
         return Parses(heads, relations, n_searched)
 
-    def _relate(self, views: WordViews, places: Tensor, above: Tensor) -> Tensor:
+    def _relate(self, views: BiaffineFeatures, places: Tensor, above: Tensor) -> Tensor:
         """Choose the relations of words to the words above them; the root's is for its word alone.
 
         `above` counts words, −1 being the root.
@@ -378,7 +379,7 @@ class Parser(HeadModel):
         head_rows = places.new_full((n_tokens,), n_tokens)
         head_rows[places] = torch.where(above < 0, n_tokens, places[above.clamp(min=0)])
         scores = self.head.score_relations(views, head_rows)[places].float()
-        scores[:, self.root] = torch.where(above < 0, -IMPOSSIBLE, IMPOSSIBLE)
+        scores[:, self.root] = torch.where(above < 0, -IMPOSSIBLE_SCORE, IMPOSSIBLE_SCORE)
         return scores.argmax(dim=1)
 
 
@@ -515,7 +516,7 @@ def _read(path: Path, most: int | None, settings: TaskSettings) -> list[ParsedSe
             sentence,
             deprels=tuple(name_relation(name, settings.subtypes) for name in sentence.deprels),
         )
-        for sentence in spread(read_trees(path), most)
+        for sentence in sample_evenly(read_trees(path), most)
     ]
 
 
@@ -527,13 +528,13 @@ def measure_parsing(
     settings: TaskSettings,
     seed: int,
     on_progress: OnProgress = lambda done, total: None,
-) -> list[Outcome]:
+) -> list[LanguageScores]:
     """Fine-tune a parser and give LAS (the main metric) and UAS of every test language."""
     files = find_treebanks(data)
     tests = pick_languages(list_languages(data, settings), languages, data)
     runs = plan_runs(settings, list(files.train), tests)
 
-    def measure(run: Run, on_progress: OnProgress) -> list[Outcome]:
+    def measure(run: Run, on_progress: OnProgress) -> list[LanguageScores]:
         prepared = prepare(encoder, files, run, settings)
         return _measure_run(encoder, prepared, settings, seed, on_progress)
 
@@ -552,9 +553,9 @@ def _measure_run(
     settings: TaskSettings,
     seed: int,
     on_progress: OnProgress,
-) -> list[Outcome]:
+) -> list[LanguageScores]:
     root = data.relations.index(ROOT)
-    generator = torch.Generator().manual_seed(seed_of(seed, 1))
+    generator = torch.Generator().manual_seed(derive_seed(seed, 1))
     parser = Parser(encoder, len(data.relations), root, settings, generator)
 
     def judge() -> float:
@@ -582,7 +583,7 @@ def _measure_run(
         counts["sentences_searched_for_a_tree"] = parses.n_searched
         metrics = {"las": scores.las, "uas": scores.uas}
         n_items = len(text.sentences)
-        outcomes.append(Outcome(language, metrics, n_items, scores.items, counts=counts))
+        outcomes.append(LanguageScores(language, metrics, n_items, scores.items, counts=counts))
         on_progress(tuned.n_updates + number, tuned.n_updates + len(data.tests))
     return outcomes
 

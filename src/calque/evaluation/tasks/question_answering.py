@@ -38,17 +38,16 @@ from calque.evaluation.finetuning.transfer import (
     pick_languages,
     plan_runs,
 )
-from calque.evaluation.records import Items, Outcome
+from calque.evaluation.records import ItemScores, LanguageScores
 from calque.evaluation.settings import remember
-from calque.io.conllu import spread
+from calque.io.conllu import sample_evenly
 from calque.io.questions import Question, read_questions
-from calque.models.attention import spread_rows
-from calque.models.heads import find_best_spans, mean_cross_entropy
-from calque.models.heads import make_linear_layer_mixture as make_linear
-from calque.tokens.layout import place_sequences
+from calque.models.attention import scatter_rows
+from calque.models.heads import find_best_spans, make_linear, mean_cross_entropy
+from calque.tokens.layout import build_packed_layout
 from calque.tokens.ragged import BatchShape, Ragged, ranges, reorder
-from calque.tokens.streams import seed_of
-from calque.tokens.tokenizer import lift_limits
+from calque.tokens.sampling import derive_seed
+from calque.tokens.tokenizer import disable_truncation_and_padding
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -330,7 +329,7 @@ class QuestionExamples:
     def collate(self, rows: IntArray, shape: BatchShape | None = None) -> WindowBatch:
         """Lay out some windows, without padding or up to a fixed shape."""
         chosen = reorder(self.windows, rows)
-        placed = place_sequences(chosen, pad_id=self.pad_id, shape=shape)
+        placed = build_packed_layout(chosen, pad_id=self.pad_id, shape=shape)
         n_rows, longest = len(rows), int(chosen.lengths.max(initial=1))
         if shape is not None:
             n_rows, longest = max(shape.sequences, n_rows), shape.row
@@ -441,7 +440,7 @@ def _window_starts(n_tokens: int, room: int, stride: int) -> range:
 
 def _find_marks(tokenizer: PreTrainedTokenizerFast) -> list[IntArray]:
     """Find what a tokenizer puts before, between and after the two texts of a pair."""
-    example = lift_limits(tokenizer.backend_tokenizer).encode("a", "a")
+    example = disable_truncation_and_padding(tokenizer.backend_tokenizer).encode("a", "a")
     kinds = [None if kind is None else int(kind) for kind in example.sequence_ids]
     first, second = kinds.index(0), kinds.index(1)
     last_first = len(kinds) - 1 - kinds[::-1].index(0)
@@ -455,7 +454,7 @@ def _encode(
 ) -> dict[str, tuple[IntArray, IntArray]]:
     """Encode every distinct text once: its tokens, and the characters each stands for."""
     distinct = list(dict.fromkeys(texts))
-    encodings = lift_limits(tokenizer.backend_tokenizer).encode_batch(
+    encodings = disable_truncation_and_padding(tokenizer.backend_tokenizer).encode_batch(
         distinct, add_special_tokens=False
     )
     return {
@@ -499,7 +498,7 @@ class SpanFinder(HeadModel):
     ) -> tuple[Float[Tensor, "windows longest"], Float[Tensor, "windows longest"]]:
         """Give the scores of starts and of ends; what may not answer has none to speak of."""
         flat = self.output(self.read(batch.tokens)).float()
-        scores = spread_rows(flat, batch.cells, batch.is_text.shape)
+        scores = scatter_rows(flat, batch.cells, batch.is_text.shape)
         may_answer = batch.is_text.clone()
         may_answer[:, NOT_HERE] = True
         masked = scores.masked_fill(~may_answer[:, :, None], IMPOSSIBLE)
@@ -590,7 +589,7 @@ def measure_questions(
     settings: TaskSettings,
     seed: int,
     on_progress: OnProgress = lambda done, total: None,
-) -> list[Outcome]:
+) -> list[LanguageScores]:
     """Fine-tune on questions and give F1 (the main metric) and exact match of every language."""
     if settings.select == "best":
         raise InputError(f"{task} has no questions to choose the best epoch by", fix="select last")
@@ -598,7 +597,7 @@ def measure_questions(
     tests = pick_languages(list_languages(data, settings, task=task), languages, data)
     runs = plan_runs(settings, list(files.train), tests)
 
-    def measure(run: Run, on_progress: OnProgress) -> list[Outcome]:
+    def measure(run: Run, on_progress: OnProgress) -> list[LanguageScores]:
         prepared = _prepare(encoder, files, run, settings)
         return _measure_run(encoder, prepared, task, settings, seed, on_progress)
 
@@ -613,14 +612,14 @@ def list_languages(data: Path, settings: TaskSettings, *, task: str) -> list[str
 
 def score_answers(
     found: Sequence[FoundAnswer], questions: Sequence[Question], normalize: Normalize
-) -> tuple[Items, float]:
+) -> tuple[ItemScores, float]:
     """Give the items of F1, and exact match in percent."""
     pairs = [
         score_answer(answer.text, [gold.text for gold in question.answers], normalize)
         for answer, question in zip(found, questions, strict=True)
     ]
     f1, exact = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
-    return Items(f1, np.ones_like(f1)), 100 * float(exact.mean())
+    return ItemScores(f1, np.ones_like(f1)), 100 * float(exact.mean())
 
 
 def _measure_run(
@@ -630,8 +629,8 @@ def _measure_run(
     settings: TaskSettings,
     seed: int,
     on_progress: OnProgress,
-) -> list[Outcome]:
-    finder = SpanFinder(encoder, settings, torch.Generator().manual_seed(seed_of(seed, 1)))
+) -> list[LanguageScores]:
+    finder = SpanFinder(encoder, settings, torch.Generator().manual_seed(derive_seed(seed, 1)))
     n_tests = len(data.tests)
     tuned = fine_tune(
         finder,
@@ -647,7 +646,7 @@ def _measure_run(
         items, exact = score_answers(found, text.questions, rules)
         metrics = {"f1": items.score, "exact_match": exact}
         counts = {**data.counts, **text.count()}
-        outcomes.append(Outcome(language, metrics, len(found), items, counts=counts))
+        outcomes.append(LanguageScores(language, metrics, len(found), items, counts=counts))
         on_progress(tuned.n_updates + number, tuned.n_updates + n_tests)
     return outcomes
 
@@ -663,7 +662,7 @@ def _prepare(
     examples = (settings.train_examples, settings.test_examples)
 
     def encode(questions: Sequence[Question], most: int | None) -> QuestionText:
-        answered = spread([question for question in questions if question.answers], most)
+        answered = sample_evenly([question for question in questions if question.answers], most)
         if not answered:
             raise InputError("no question has an answer", fix="give another file")
         n_unanswered = sum(not question.answers for question in questions)

@@ -11,11 +11,17 @@ from calque.errors import InputError
 from calque.evaluation.finetuning.transfer import Corpus, choose_tests
 from calque.evaluation.settings import remember
 from calque.evaluation.tasks.classification import make_lesson
-from calque.io.labelled import FOLDERS, LabelledText, find_reviews, read_reviews, read_texts
+from calque.io.labeled import (
+    REVIEW_FOLDERS,
+    LabeledText,
+    find_reviews,
+    read_labeled_texts,
+    read_reviews,
+)
 from calque.io.xtreme import TaskFiles, find_xtreme_files
 
 if TYPE_CHECKING:
-    from calque.evaluation.records import Outcome
+    from calque.evaluation.records import LanguageScores
     from calque.evaluation.settings import TaskSettings
     from calque.models.encoder import Encoder
 
@@ -31,7 +37,7 @@ def measure_reviews(
     settings: TaskSettings,
     seed: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Outcome]:
+) -> list[LanguageScores]:
     """Train a classifier of reviews as the setting says, and give its accuracy by language."""
     tests = list_languages(data, settings) if languages is None else list(languages)
     key = (TASK, str(data), settings.hash())
@@ -50,20 +56,20 @@ def list_languages(data: Path, settings: TaskSettings) -> list[str]:
 def find_files(data: Path) -> TaskFiles:
     """Find the reviews' own layout, or `train-XX.tsv` with `text ⇥ class` lines."""
     files = find_reviews(data)
-    for name in FOLDERS:
+    for name in REVIEW_FOLDERS:
         files = files or find_xtreme_files(data, name, n_columns=2)
     if files is None:
-        fix = f"give {FOLDERS[0]}/LANGUAGE/CATEGORY/train.review, or {TASK}/train-XX.tsv"
+        fix = f"give {REVIEW_FOLDERS[0]}/LANGUAGE/CATEGORY/train.review, or {TASK}/train-XX.tsv"
         raise InputError("no reviews here", file=data, fix=fix)
     return files
 
 
-def _open(data: Path, settings: TaskSettings) -> Corpus[LabelledText]:
+def _open(data: Path, settings: TaskSettings) -> Corpus[LabeledText]:
     dropped: dict[Path, Counter[str]] = {}
 
-    def read(path: Path) -> list[LabelledText]:
+    def read(path: Path) -> list[LabeledText]:
         if ".review" not in path.suffixes:
-            return read_texts(path)
+            return read_labeled_texts(path)
         return read_reviews(path, dropped.setdefault(path, Counter()))
 
     return Corpus(find_files(data), read, settings, dropped=dropped)

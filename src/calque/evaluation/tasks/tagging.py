@@ -39,26 +39,26 @@ from calque.evaluation.finetuning.transfer import (
     choose_tests,
     tell_part,
 )
-from calque.evaluation.records import Items
+from calque.evaluation.records import ItemScores
 from calque.evaluation.settings import remember
 from calque.io.conllu import (
     NO_TAG,
     OUTSIDE,
     TaggedSentence,
-    check_span_tags,
+    check_bio_tags,
     find_spans,
-    read_names,
+    read_entity_tags,
     read_tagged,
     read_untagged,
 )
 from calque.io.xtreme import TaskFiles, find_treebanks, find_xtreme_files
-from calque.models.crf import LinearChain, allow_spans
-from calque.models.heads import NO_LABEL, mean_cross_entropy
-from calque.models.heads import make_linear_layer_mixture as make_linear
-from calque.tokens.layout import place_sequences
-from calque.tokens.ragged import BatchShape, Ragged, add_marks, ranges, reorder
-from calque.tokens.windows import cut_words
-from calque.tokens.words import PieceCounts, WordEncoder
+from calque.models.crf import ConditionalRandomField, allowed_span_transitions
+from calque.models.heads import NO_LABEL, make_linear, mean_cross_entropy
+from calque.tokens.layout import build_packed_layout
+from calque.tokens.ragged import BatchShape, Ragged, add_special_tokens, ranges, reorder
+from calque.tokens.tokenizer import boundary_ids
+from calque.tokens.windows import split_into_word_windows
+from calque.tokens.words import EncodedWords, WordEncoder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from calque.evaluation.finetuning.plug_in import PluggedTokens
-    from calque.evaluation.records import Outcome
+    from calque.evaluation.records import LanguageScores
     from calque.evaluation.settings import TaskSettings
     from calque.models.encoder import Encoder
     from calque.types import TokenBatch
@@ -75,12 +75,12 @@ if TYPE_CHECKING:
     IntArray = npt.NDArray[np.int64]
 
 
-def score_words(gold: IntArray, found: IntArray, lengths: IntArray) -> Items:
+def score_words(gold: IntArray, found: IntArray, lengths: IntArray) -> ItemScores:
     """Count right words by sentence; words without a gold tag are left out."""
     owners = np.repeat(np.arange(len(lengths)), lengths)
     asked = gold != NO_LABEL
     right = asked & (gold == found)
-    return Items(
+    return ItemScores(
         np.bincount(owners[right], minlength=len(lengths)).astype(np.float64),
         np.bincount(owners[asked], minlength=len(lengths)).astype(np.float64),
     )
@@ -88,7 +88,7 @@ def score_words(gold: IntArray, found: IntArray, lengths: IntArray) -> Items:
 
 def score_spans(
     gold: IntArray, found: IntArray, names: Sequence[str], lengths: IntArray
-) -> tuple[Items, dict[str, float]]:
+) -> tuple[ItemScores, dict[str, float]]:
     """Count spans with the right bounds and kind by sentence; give precision and recall as well.
 
     F1 is twice the right ones over those there are and those found.
@@ -101,7 +101,7 @@ def score_spans(
 
 def score_runs(
     gold: IntArray, found: IntArray, names: Sequence[str], lengths: IntArray
-) -> tuple[Items, dict[str, float]]:
+) -> tuple[ItemScores, dict[str, float]]:
     """Count runs of words with the same part of speech, as XTREME's F1 of UDPOS does.
 
     That comes of seqeval, meant for spans: it joins neighbours of one tag, except tags that begin
@@ -142,7 +142,7 @@ def _find_runs(tags: IntArray, single: npt.NDArray[np.bool_], lengths: IntArray)
     return np.stack([bounds[:-1], bounds[1:], tags[bounds[:-1]]], axis=1)
 
 
-def _compare(gold: IntArray, found: IntArray, lengths: IntArray) -> tuple[Items, dict[str, float]]:
+def _compare(gold: IntArray, found: IntArray, lengths: IntArray) -> tuple[ItemScores, dict[str, float]]:
     known = set(map(tuple, gold.tolist()))
     is_right = np.array([tuple(span) in known for span in found.tolist()], dtype=np.bool_)
     ends = np.cumsum(lengths)
@@ -150,7 +150,7 @@ def _compare(gold: IntArray, found: IntArray, lengths: IntArray) -> tuple[Items,
         np.bincount(np.searchsorted(ends, firsts, "right"), minlength=len(lengths))
         for firsts in (gold[:, 0], found[:, 0], found[is_right, 0])
     )
-    items = Items((2 * n_right).astype(np.float64), (n_gold + n_found).astype(np.float64))
+    items = ItemScores((2 * n_right).astype(np.float64), (n_gold + n_found).astype(np.float64))
     shares = {
         "precision": 100 * float(n_right.sum() / max(1, n_found.sum())),
         "recall": 100 * float(n_right.sum() / max(1, n_gold.sum())),
@@ -213,7 +213,7 @@ class TagExamples:
     def collate(self, rows: IntArray, shape: BatchShape | None = None) -> TagBatch:
         """Lay out some windows, without padding or up to a fixed shape."""
         text = reorder(self.windows, rows)
-        placed = place_sequences(text, pad_id=self.pad_id, shape=shape)
+        placed = build_packed_layout(text, pad_id=self.pad_id, shape=shape)
         words, n_words = self.find_words(rows)
         begins = np.repeat(np.cumsum(text.lengths) - text.lengths, n_words)
         slots = placed.slots[begins + self.places[words]]
@@ -253,11 +253,11 @@ def encode_tagged(
     that are not among the `names` a tagger knows get numbers after those, words without a tag
     `NO_LABEL`; `counts` says how many there are.
     """
-    marks = tokenizer.cls_token_id, tokenizer.sep_token_id
+    marks = boundary_ids(tokenizer)
     head = int(marks[0] is not None)
     room = longest - head - int(marks[1] is not None)
     # A word's first subword is all that is used of it, so that no word need be cut in two.
-    pieces, n_shortened = WordEncoder(tokenizer).encode([s.words for s in sentences]).shorten(room)
+    pieces, n_shortened = WordEncoder(tokenizer).encode([s.words for s in sentences]).truncate_words(room)
     spans, n_long = _cut_sentences(pieces, room, overlap)
     start, stop, first, last = spans.T
     begins = pieces.first_pieces[start]
@@ -281,7 +281,7 @@ def encode_tagged(
         "words_of_unknown_tag": int((tags >= len(names)).sum()),
     }
     return TagExamples(
-        add_marks(windows, *marks),
+        add_special_tokens(windows, *marks),
         np.concatenate([[0], np.cumsum(n_tagged)]),
         pieces.first_pieces[:-1][words] - begins[owners] + head,
         words,
@@ -295,7 +295,7 @@ def encode_tagged(
     )
 
 
-def _cut_sentences(pieces: PieceCounts, room: int, overlap: float) -> tuple[IntArray, int]:
+def _cut_sentences(pieces: EncodedWords, room: int, overlap: float) -> tuple[IntArray, int]:
     """List start, stop, first and last word of every window, and count the sentences cut."""
     bounds = pieces.first_words
     lengths = np.diff(pieces.first_pieces[bounds])
@@ -308,7 +308,7 @@ def _cut_sentences(pieces: PieceCounts, room: int, overlap: float) -> tuple[IntA
     for row in long:
         parts.append(whole[done:row])
         n_pieces = pieces.n_pieces[bounds[row] : bounds[row + 1]]
-        parts.append(np.array(cut_words(n_pieces, room, overlap), dtype=np.int64) + bounds[row])
+        parts.append(np.array(split_into_word_windows(n_pieces, room, overlap), dtype=np.int64) + bounds[row])
         done = row + 1
     return np.concatenate([*parts, whole[done:]]), len(long)
 
@@ -455,8 +455,8 @@ class Tagger(HeadModel):
     ) -> None:
         super().__init__(encoder, settings, generator)
         self.head = make_linear(self.width, len(names), generator)
-        self.chain = LinearChain(len(names)) if settings.head == "crf" else None
-        self.allowed = allow_spans(names) if spans else None
+        self.chain = ConditionalRandomField(len(names)) if settings.head == "crf" else None
+        self.allowed = allowed_span_transitions(names) if spans else None
         place_on(self, encoder)
 
     def forward(self, batch: TagBatch) -> Float[Tensor, ""]:
@@ -563,7 +563,7 @@ FOLDERS = {POS: "udpos", NER: "panx"}
 METRICS = {POS: "accuracy", NER: "f1"}
 READERS: dict[TaskName, Callable[[Path], list[TaggedSentence]]] = {
     POS: read_tagged,
-    NER: read_names,
+    NER: read_entity_tags,
 }
 
 
@@ -576,7 +576,7 @@ def measure_tagging(
     settings: TaskSettings,
     seed: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Outcome]:
+) -> list[LanguageScores]:
     """Train a tagger on first subwords as the setting says, and score it language by language.
 
     POS: accuracy of words, and XTREME's F1. NER: F1 of whole spans. An item is a sentence.
@@ -673,7 +673,7 @@ def _check_tags(task: TaskName, names: list[str]) -> list[str]:
     known = set(names) - {NO_TAG}
     if task == NER:
         known.add(OUTSIDE)
-        check_span_tags(sorted(known))
+        check_bio_tags(sorted(known))
     return sorted(known)
 
 

@@ -1,31 +1,31 @@
-"""Tagging by a linear probe: words' tags learnt from frozen states in English, by layer."""
+"""Tagging with a linear probe: tags learned from frozen English hidden states, in all languages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calque.errors import InputError
+from calque.evaluation.records import LanguageScores
+from calque.evaluation.tasks.untrained import choose_layers
 from calque.io.conllu import read_tagged
-from calque.models.tag_probe import Metric, TagProbe
+from calque.models.tag_probe import ProbeMetric, TagProbe
 from calque.training.recipe import ProbeSection
-from calque.types import Score
 
 if TYPE_CHECKING:
+    from calque.evaluation.settings import TaskSettings
     from calque.models.encoder import Encoder
 
-
 POS, NER = "pos_probe", "ner_probe"
-SOURCE, MEAN, GAP = "en", "mean", "gap"
-MAIN_METRICS: dict[str, Metric] = {POS: "accuracy", NER: "span_f1"}
+SOURCE = "en"
+METRICS: dict[str, ProbeMetric] = {POS: "accuracy", NER: "span_f1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a published set of files is laid out in its folder."""
+    """File names of a published dataset in its folder."""
 
     folder: str
     train: str
@@ -42,44 +42,57 @@ LAYOUTS = {
 }
 
 
-def score_tagging_probe(
+def measure(
     encoder: Encoder,
     data: Path,
     *,
     task: str,
-    model: str,
     languages: Sequence[str] | None = None,
-    layers: Sequence[int] | None = None,
+    settings: TaskSettings,
+    seed: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
     train_sentences: int = 2000,
     test_sentences: int = 200,
-    on_language: Callable[[str], None] = lambda language: None,
-) -> list[Score]:
-    """Fit a linear tagger on English words' first subwords, and score it in all languages.
+) -> list[LanguageScores]:
+    """Fit a linear tagger on the first subwords of English words and test it in all languages.
 
-    Rows of language "mean" average over the languages other than English; rows of metric "gap" are
-    English minus that mean. Of every file so many sentences are taken, spread over it.
+    English, the source, is always tested too. The fit is convex, so the seed has no effect. The
+    sentences of a file are taken at equal distances from it.
     """
-    numbers = range(encoder.n_layers + 1) if layers is None else layers
-    asked = list(dict.fromkeys(encoder.check_layer(number) for number in numbers))
+    layer, layers = choose_layers(encoder, settings, encoder.choose_layer("words"))
     files = find_files(data, task, languages)
     tests = {name: read_tagged(path, test_sentences) for name, path in files.find_tests().items()}
     train = read_tagged(files.train, train_sentences)
     probe = TagProbe(encoder, train, tests, source=SOURCE, metric=files.metric)
-    sizes = {name: len(test) for name, test in tests.items()}
-    sizes[MEAN] = sum(sizes.values()) - sizes[SOURCE]
-    scores: list[Score] = []
-    for layer, found in probe.measure(encoder, asked, on_language).items():
-        make = partial(Score, model, task, layer=layer)
-        for name, value in {**found.scores, MEAN: found.others}.items():
-            scores.append(make(name, files.metric, value, sizes[name]))
-        scores.append(make(MEAN, GAP, found.gap, sizes[MEAN]))
+    done: list[str] = []
+
+    def count_language(name: str) -> None:
+        done.append(name)
+        on_progress(len(done), len(tests))
+
+    found = probe.measure(encoder, layers, count_language)
+    scores = []
+    for name, test in tests.items():
+        by_layer = {
+            number: {files.metric: 100 * result.scores[name]} for number, result in found.items()
+        }
+        scores.append(
+            LanguageScores(
+                name, by_layer[layer], len(test), layers=by_layer, counts={"layer": layer}
+            )
+        )
     return scores
 
 
+def list_languages(data: Path, settings: TaskSettings | None = None, *, task: str) -> list[str]:
+    """List the languages with tagged sentences, English first."""
+    return list(find_files(data, task).find_tests())
+
+
 def find_files(data: Path, task: str, languages: Sequence[str] | None = None) -> ProbeSection:
-    """Find the files of a task, in a published set's folder or in one that holds it."""
+    """Find the files of a task in the folder of a published dataset or in a folder above it."""
     if not data.is_dir():
-        raise InputError("no such folder", file=data, fix="check --data")
+        raise InputError("the folder does not exist", file=data, fix="check --data")
     for layout in LAYOUTS[task]:
         inside = [data / layout.folder, data / "xtreme" / layout.folder]
         for folder in [data] if data.name == layout.folder else inside:
@@ -90,7 +103,8 @@ def find_files(data: Path, task: str, languages: Sequence[str] | None = None) ->
                     test=str(folder / layout.test),
                     source=SOURCE,
                     languages=None if languages is None else list(languages) or None,
-                    metric=MAIN_METRICS[task],
+                    metric=METRICS[task],
                 )
-    shown = " or ".join(f"{layout.folder}/{layout.train}" for layout in LAYOUTS[task])
-    raise InputError(f"no files of {task} here", file=data, fix=f"give a folder with {shown}")
+    patterns = " or ".join(f"{layout.folder}/{layout.train}" for layout in LAYOUTS[task])
+    problem = f"the folder has no files of {task}"
+    raise InputError(problem, file=data, fix=f"pass a folder with {patterns}")

@@ -11,15 +11,15 @@ import pytest
 import calque
 from calque.algorithms.margin import MinedPairs
 from calque.errors import InputError
-from calque.evaluation.records import Outcome
+from calque.evaluation.records import LanguageScores
 from calque.evaluation.settings import TaskSettings
 from calque.evaluation.tasks.bucc import (
     _choose_kept,
-    _count,
+    _count_items,
     _Mined,
     find_gold,
     list_languages,
-    measure_mining,
+    measure,
     read_test,
 )
 from calque.models.encoder import Encoder
@@ -29,9 +29,9 @@ write_bucc = runpy.run_path(str(Path(__file__).parents[1] / "bucc_files.py"))["w
 Rows = list[tuple[str, str, str]]
 
 
-def measure(encoder: Encoder, data: Path, layer: int | None = None) -> Outcome:
+def measure_german(encoder: Encoder, data: Path, layer: int | None = None) -> LanguageScores:
     steps: list[tuple[int, int]] = []
-    (found,) = measure_mining(
+    (found,) = measure(
         encoder,
         data,
         languages=None,
@@ -64,7 +64,7 @@ def test_two_folds_by_hand() -> None:
     kept = _choose_kept([found])
     # The first fold is cut at 1.0: 4, 0 and 2 stay; the second at 1.15: only 1.
     assert sorted(found.pairs.src[kept].tolist()) == [0, 1, 2, 4]
-    items = _count(found, kept)
+    items = _count_items(found, kept)
     assert items.numerators.tolist() == [2, 0, 0, 0, 0, 0]
     assert items.denominators.tolist() == [2, 1, 1, 1, 1, 0]
     assert np.isclose(items.score, 100 * 2 / (4 + 2))
@@ -75,12 +75,12 @@ def test_the_threshold_of_another_split() -> None:
     dev = mined([1.5, 1.0], [0, 1], [True, False], [0])
     kept = _choose_kept([test, dev])
     assert kept.tolist() == [True, False]
-    assert np.isclose(_count(test, kept).score, 100 * 2 / 3)
+    assert np.isclose(_count_items(test, kept).score, 100 * 2 / 3)
 
 
 def test_real_sentences(tmp_path: Path, demo_rows: Rows) -> None:
     src, _, gold = write_bucc(tmp_path, demo_rows)
-    found = measure(calque.load(device="cpu"), tmp_path)
+    found = measure_german(calque.load(device="cpu"), tmp_path)
     assert found.language == "de"
     assert list(found.metrics) == ["f1", "precision", "recall", "f1_best"]
     assert found.metrics["f1"] > 60  # each pair is one of a few dozen
@@ -100,7 +100,7 @@ def test_splits_and_names(tmp_path: Path, tiny_encoder: Encoder, demo_rows: Rows
     write_bucc(inside, demo_rows, split="test")
     assert list(find_gold(tmp_path)["de"]) == ["test", "dev"]
     assert list_languages(tmp_path, TaskSettings()) == ["de"]
-    found = measure(tiny_encoder, tmp_path, layer=2)
+    found = measure_german(tiny_encoder, tmp_path, layer=2)
     assert found.counts["folds"] == 0
     assert found.counts["layer"] == 2
     assert found.metrics["f1"] == found.metrics["f1_best"]  # both splits are the same here
@@ -125,11 +125,11 @@ def test_repeated_sentences_count_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("gold", "fr-9\ten-1\n", "fr-en.dev.gold, line 1: 'fr-9' is not in fr-en.dev.fr"),
+        ("gold", "fr-9\ten-1\n", "fr-en.dev.gold, line 1: the id 'fr-9' is not in fr-en.dev.fr"),
         ("gold", "fr-1 en-1\n", "line 1: not a pair"),
-        ("gold", "", "holds no pairs"),
+        ("gold", "", "has no pairs"),
         ("en", "Yes.\n", "fr-en.dev.en, line 1: no id before a tab"),
-        ("fr", "fr-1\tOui.\nfr-1\tNon.\n", "fr-en.dev.fr, line 2: 'fr-1' again"),
+        ("fr", "fr-1\tOui.\nfr-1\tNon.\n", "fr-en.dev.fr, line 2: the id 'fr-1' occurs twice"),
     ],
 )
 def test_bad_files(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -142,8 +142,8 @@ def test_bad_files(tmp_path: Path, name: str, content: str, message: str) -> Non
 
 
 def test_no_data(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no xx-en\.dev\.gold here"):
+    with pytest.raises(InputError, match=r"no files such as xx-en\.dev\.gold"):
         find_gold(tmp_path)
     (tmp_path / "fr-en.dev.gold").write_text("fr-1\ten-1\n")
-    with pytest.raises(InputError, match=r"no fr-en\.dev\.fr beside it"):
+    with pytest.raises(InputError, match=r"fr-en\.dev\.fr is missing"):
         read_test(tmp_path / "fr-en.dev.gold")

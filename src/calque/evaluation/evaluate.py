@@ -1,0 +1,254 @@
+"""The public function `evaluate`: scores of models on tasks, in a file, a folder or memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calque.errors import InputError
+from calque.evaluation.grid.grid import execute_runs, find_state, plan_grid, select_runs
+from calque.evaluation.grid.model_specs import find_models
+from calque.evaluation.grid.results_folder import (
+    ResultsFolder,
+    check_results_folder,
+    read_results_folder,
+)
+from calque.evaluation.grid.run_progress import RunProgress
+from calque.evaluation.grid.task_run import Record, RunResult, TaskRun, build_records
+from calque.evaluation.registry import find_tasks
+from calque.io.files import write_atomically
+
+if TYPE_CHECKING:
+    from calque.types import Progress
+
+# Options that a task must support; other settings are ignored by tasks that do not need them.
+STRICT = ("layers", "center", "neutral", "maps")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One model on one task with one seed: to do, done, failed, or outdated (other settings)."""
+
+    state: str
+    name: str
+    config: str
+    languages: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Result of `evaluate`.
+
+    Attributes:
+        records: One dictionary per model, task, language and seed with the fields of
+            results.jsonl. `value` is the main metric in percent, `metrics` has all of them, and
+            `layers` has the main metric by layer.
+        n_failed: Number of runs that failed.
+        n_remaining: Number of runs left when the time limit was reached.
+        output: The folder or file that was written.
+        planned: All runs and their state, with `dry_run` only.
+    """
+
+    records: tuple[Record, ...] = ()
+    n_failed: int = 0
+    n_remaining: int = 0
+    output: Path | None = None
+    planned: tuple[PlannedRun, ...] = ()
+
+
+def evaluate(
+    models: str | Path | Sequence[str | Path],
+    *,
+    data: str | Path,
+    tasks: str | Sequence[str] = "tatoeba",
+    languages: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    center: bool = False,
+    neutral: bool = False,
+    maps: str | Path | None = None,
+    seeds: int | Sequence[int] = 5,
+    setting: str | None = None,
+    source: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    device: str = "auto",
+    jobs: int | str = "auto",
+    time_limit: float | None = None,
+    progress: Progress | None = None,
+    log: Callable[[str], None] | None = None,
+) -> Evaluation:
+    """Measure models on tasks, by language and seed; all scores are in percent.
+
+    Args:
+        models: Model folders, hub names or `calque-mini`; folders with files de.vec, en.vec, ...
+            for tasks of word vectors. `NAME=MODEL` gives a model a name, `random:MODEL` means
+            random weights, and a path with `{seed}` means one model per seed.
+        data: Folder with the datasets (see `check_data`).
+        tasks: Names of tasks, separated by commas if it is one string.
+        languages: Languages such as `de` or pairs such as `de-en`. Default: all with a test.
+        layers: Layers to measure in tasks without training. Default: all. The score is that of
+            the model's best layer (or the one nearest to it), the others are in `layers`.
+        center: Subtract the mean vector of each language (tatoeba).
+        neutral: Use the language-neutral space stored with the model (tatoeba).
+        maps: Folder with linear maps of languages, or `beside` for the model's own folder
+            (tatoeba and word_alignment).
+        seeds: Number of seeds, or the seeds, for fine-tuned tasks and random weights.
+        setting: zero-shot (default), translate-train-all, supervised or features.
+        source: Language of the training examples. Default: en.
+        settings: Other fields of `TaskSettings`, such as `{"epochs": 2}`.
+        output: A .jsonl file for the records, or a folder that also keeps the scores of test
+            items. Only a folder can be continued: finished runs are not repeated.
+        overwrite: Repeat runs of the folder that were made with other settings, data or weights.
+        dry_run: Only list the runs and their state.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
+        jobs: Parallel processes. `auto` is as many as the GPU's memory allows for a folder, and
+            this process otherwise; 0 is this process.
+        time_limit: Stop after this many seconds; unfinished runs are abandoned.
+        progress: Called with the percentage of all runs that is done.
+        log: Called with one line for every finished run, note or warning.
+
+    Returns:
+        The records of all requested runs. Without an output folder, the first error is raised;
+        with one, it is part of the records.
+
+    Example:
+        >>> result = calque.evaluate("calque-mini", data="data", tasks="tatoeba")  # doctest: +SKIP
+        >>> [(record["language"], record["value"]) for record in result.records]  # doctest: +SKIP
+        [('de', 95.1), ('fr', 93.8)]
+    """
+    log = log or (lambda line: None)
+    chosen = dict(settings or {})
+    if layers is not None:
+        chosen["layers"] = tuple(layers)
+    switches = {"center": center, "neutral": neutral, "maps": None if maps is None else str(maps)}
+    for name, value in {**switches, "setting": setting, "source": source}.items():
+        if value:
+            chosen[name] = value
+    found = find_tasks(tasks.split(",") if isinstance(tasks, str) else tasks)
+    for task_name, task in found.items():
+        for name in STRICT:
+            if chosen.get(name) and name not in task.settings:
+                problem = f"{task_name} does not support {name}"
+                raise InputError(problem, fix=f"omit {name}, or evaluate that task separately")
+    n_jobs = _check_jobs(jobs)
+    _check_device(device)
+    target = None if output is None else Path(output)
+    is_folder = target is not None and ".jsonl" not in target.suffixes
+    if target is not None and is_folder:
+        check_results_folder(target)
+    seed_list = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
+    if not seed_list or min(seed_list) < 0 or len(set(seed_list)) < len(seed_list):
+        problem = f"the seeds {seeds} are invalid"
+        raise InputError(problem, fix="use a number of seeds such as 5, or a list such as 1,2,7")
+    names = [models] if isinstance(models, str | Path) else models
+    runs, notes = plan_grid(
+        find_models(
+            [str(name) for name in names],
+            vectors=any(task.model == "vectors" for task in found.values()),
+            seeds=seed_list,
+        ),
+        found,
+        seed_list,
+        Path(data),
+        languages=languages,
+        settings=chosen,
+    )
+    for line in notes:
+        log(line)
+    if dry_run:
+        known = read_results_folder(target) if target is not None and is_folder else {}
+        return Evaluation(
+            planned=tuple(
+                PlannedRun(find_state(run, known.get(run.key)), str(run), run.config, run.languages)
+                for run in runs
+            )
+        )
+    deadline = None if time_limit is None else time.monotonic() + time_limit
+    if target is not None and is_folder:
+        with ResultsFolder(target) as results:
+            return _fill_folder(runs, results, overwrite, device, n_jobs, deadline, progress, log)
+    records: list[Record] = []
+
+    def save(run: TaskRun, result: RunResult) -> Sequence[Record]:
+        rows = build_records(run, result, with_items=False)
+        records.extend(rows)
+        return rows
+
+    report = RunProgress(runs, [], log, progress)
+    # The file is opened first, so that an invalid path is an error before the work.
+    with nullcontext() if target is None else write_atomically(target) as stream:
+        execute_runs(
+            runs,
+            save,
+            report,
+            device=device,
+            n_jobs=n_jobs or 0,
+            deadline=deadline,
+            raise_errors=True,
+        )
+        if stream is not None:
+            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in records)
+    return Evaluation(tuple(records), report.n_failed, report.n_runs - report.n_done, target)
+
+
+def _fill_folder(
+    runs: Sequence[TaskRun],
+    results: ResultsFolder,
+    overwrite: bool,
+    device: str,
+    n_jobs: int | None,
+    deadline: float | None,
+    progress: Progress | None,
+    log: Callable[[str], None],
+) -> Evaluation:
+    """Execute the runs that are missing in a results folder."""
+    pending = select_runs(runs, results, overwrite=overwrite)
+    for line in results.repairs:
+        log(line)
+    n_repeated = sum(run.key in results.runs for run in pending)
+    line = f"{len(pending)} runs to do"
+    if n_repeated:
+        line += f", {n_repeated} of them again"
+    log(line + (f"; {len(runs) - len(pending)} are done" if len(pending) < len(runs) else ""))
+    report = RunProgress(pending, results.records, log, progress)
+    try:
+        execute_runs(pending, results.add, report, device=device, n_jobs=n_jobs, deadline=deadline)
+    except KeyboardInterrupt:
+        n_left = report.n_runs - report.n_done
+        log(
+            f"{report.n_done} runs are saved in {results.folder}, {n_left} are left: the same "
+            "command continues with them"
+        )
+        raise
+    records = [record for run in runs for record in results.runs.get(run.key, ())]
+    n_left = report.n_runs - report.n_done
+    return Evaluation(tuple(records), report.n_failed, n_left, results.folder)
+
+
+def _check_jobs(jobs: int | str) -> int | None:
+    """Return the number of processes; None means chosen by memory."""
+    if jobs == "auto":
+        return None
+    if not str(jobs).isdecimal():
+        raise InputError(f"jobs {jobs!r} is not a number", fix="use auto or a number such as 4")
+    return int(jobs)
+
+
+def _check_device(name: str) -> None:
+    """Raise an InputError for a device that does not exist, without using its memory."""
+    if name in ("auto", "cpu"):
+        return
+    import torch
+
+    kind, _, number = name.partition(":")
+    n_devices = torch.cuda.device_count() if kind == "cuda" else 0
+    if kind != "cuda" or not (number or "0").isdecimal() or int(number or 0) >= n_devices:
+        problem = f"the device {name!r} does not exist: there are {n_devices} GPUs"
+        raise InputError(problem, fix="use auto, cpu or cuda")
