@@ -1,4 +1,4 @@
-"""Deep CCA's loss against scikit-learn, SciPy and closed forms, and on what breaks others."""
+"""Deep CCA against scikit-learn, SciPy and closed forms, on degenerate input, and transforms."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from calque.algorithms.cca import (
     RIDGE,
+    SimilarityTransform,
     canonical_correlations,
     deep_cca_loss,
     sum_singular_values,
@@ -254,7 +255,7 @@ def check_finite(
         assert gradient.isfinite().all()
 
 
-def test_views_of_themselves_are_correlated_in_all_there_is() -> None:
+def test_a_view_is_fully_correlated_with_itself() -> None:
     src = draw(20, 4)
     assert deep_cca_loss(src, src, ridges=NO_RIDGE).item() == pytest.approx(-4)
     src[:, 3] = src[:, 0] - src[:, 1]
@@ -264,7 +265,7 @@ def test_views_of_themselves_are_correlated_in_all_there_is() -> None:
         assert deep_cca_loss(*few, ridges=NO_RIDGE).item() == pytest.approx(-3, abs=1e-2)
 
 
-def test_rows_that_are_not_there_count_for_nothing() -> None:
+def test_rows_of_weight_zero_do_not_count() -> None:
     src, tgt = draw_views(10, 3, 3)
     padded = [torch.cat([view, torch.zeros(4, 3, dtype=view.dtype)]) for view in (src, tgt)]
     weights = torch.tensor([1.0] * 10 + [0.0] * 4)
@@ -275,7 +276,7 @@ def test_rows_that_are_not_there_count_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("n_real", [0, 1])
-def test_too_few_rows_say_nothing(n_real: int) -> None:
+def test_too_few_rows_give_no_correlation(n_real: int) -> None:
     src = draw(3, 4).requires_grad_()
     weights = (torch.arange(3) < n_real).double()
     for ridges in (NO_RIDGE, (RIDGE, RIDGE)):
@@ -295,7 +296,9 @@ def test_a_state_that_is_nan_makes_the_loss_nan_and_no_error() -> None:
 
 @pytest.mark.parametrize("k", [0, 4])
 def test_more_correlations_than_there_are(k: int) -> None:
-    with pytest.raises(InputError, match=rf"k={k} of 3 correlations \(choose 1 to 3\)"):
+    with pytest.raises(
+        InputError, match=rf"k is {k}, but there are 3 correlations \(choose k from 1 to 3\)"
+    ):
         deep_cca_loss(*draw_views(9, 3, 5), k=k)
 
 
@@ -304,7 +307,7 @@ def test_more_correlations_than_there_are(k: int) -> None:
 
 @settings(max_examples=40)
 @given(seeds, widths, widths, st.integers(8, 20))
-def test_correlations_lie_between_0_and_1_and_know_no_order(
+def test_correlations_lie_between_0_and_1_and_are_symmetric(
     seed: int, a: int, b: int, n_rows: int
 ) -> None:
     src, tgt = draw_views(n_rows, a, b, seed)
@@ -318,7 +321,7 @@ def test_correlations_lie_between_0_and_1_and_know_no_order(
 
 @settings(max_examples=40)
 @given(seeds, widths, widths)
-def test_what_is_turned_or_moved_is_correlated_as_before(seed: int, a: int, b: int) -> None:
+def test_rotation_and_translation_change_nothing(seed: int, a: int, b: int) -> None:
     src, tgt = draw_views(20, a, b, seed)
     rotation = torch.linalg.qr(draw(a, a, seed=seed + 3))[0]
     moved = src @ rotation + draw(a, seed=seed + 4)
@@ -358,3 +361,59 @@ def test_single_precision_is_computed_in_double() -> None:
     assert found.item() == pytest.approx(expected.item(), abs=1e-3)
     assert whitened_cross_covariance(strong.float(), tgt.float()).dtype == torch.float64
     assert deep_cca_loss(strong.bfloat16(), tgt.bfloat16()).dtype == torch.float32
+
+
+# Similarity transforms.
+
+
+@settings(max_examples=30)
+@given(seeds, st.integers(1, 5), st.integers(0, 3), st.floats(0.01, 100.0))
+def test_a_known_transform_is_found(seed: int, width: int, more: int, scale: float) -> None:
+    """Also into a space of more dimensions."""
+    src = draw(20, width, seed=seed)
+    frame = torch.linalg.qr(draw(width + more, width + more, seed=seed + 1))[0][:width]
+    tgt = scale * src @ frame + draw(width + more, seed=seed + 2)
+    torch.testing.assert_close(SimilarityTransform.of(src, tgt).apply(src), tgt)
+
+
+def test_the_rotation_agrees_with_scipy() -> None:
+    src, tgt = draw(30, 4), draw(30, 4, seed=1) + 2
+    x, y = (rows - rows.mean(0) for rows in (src, tgt))
+    rotation, _ = scipy.linalg.orthogonal_procrustes(x.numpy(), y.numpy())
+    found = SimilarityTransform.of(src, tgt)
+    scale = y.norm() / x.norm()
+    np.testing.assert_allclose(found.matrix.numpy(), scale.item() * rotation, atol=1e-10)
+    moved = found.apply(src)
+    torch.testing.assert_close(moved.mean(0), tgt.mean(0))
+    assert moved.var(0).sum().item() == pytest.approx(tgt.var(0).sum().item())
+
+
+@settings(max_examples=30)
+@given(seeds, st.integers(1, 6), st.integers(1, 6), st.integers(1, 9))
+def test_means_and_variances_agree(seed: int, src_width: int, tgt_width: int, n_rows: int) -> None:
+    src, tgt = draw(n_rows, src_width, seed=seed), draw(n_rows, tgt_width, seed=seed + 1)
+    moved = SimilarityTransform.of(src, tgt).apply(src)
+    torch.testing.assert_close(moved.mean(0), tgt.mean(0))
+    centered = (moved - moved.mean(0)).norm().item(), (tgt - tgt.mean(0)).norm().item()
+    assert centered[0] == pytest.approx(centered[1], abs=1e-9)
+
+
+@settings(max_examples=30)
+@given(seeds, st.integers(1, 5), st.integers(0, 3), st.integers(2, 12))
+def test_no_other_rotation_is_closer(seed: int, width: int, more: int, n_rows: int) -> None:
+    """Among all that give the same mean and the same variance."""
+    src, tgt = draw(n_rows, width, seed=seed), draw(n_rows, width + more, seed=seed + 1)
+    found = SimilarityTransform.of(src, tgt)
+    distance = (found.apply(src) - tgt).norm()
+    scale = torch.linalg.matrix_norm(found.matrix, 2)
+    for number in range(3):
+        frame = torch.linalg.qr(draw(width + more, width + more, seed=seed + 2 + number))[0][:width]
+        other = SimilarityTransform(found.center, scale * frame, found.shift)
+        assert distance <= (other.apply(src) - tgt).norm() + 1e-9
+
+
+def test_equal_rows_are_mapped_to_the_mean() -> None:
+    src, tgt = torch.ones(5, 3), draw(5, 2).float()
+    moved = SimilarityTransform.of(src, tgt).apply(src)
+    assert moved.dtype == torch.float32
+    torch.testing.assert_close(moved, tgt.mean(0).expand(5, 2))

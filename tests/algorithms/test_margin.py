@@ -1,16 +1,15 @@
-"""Margins against their formula, pairs against a plain reading of the definition."""
+"""Margins and mined pairs against their definitions, thresholds against trying all of them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import f1_score
 
-from calque.algorithms.margin import Margin, MinedPairs, Neighbors, mine_pairs
-from calque.algorithms.nearest import UnitRows, find_neighbors
-from calque.errors import InputError
+from calque.algorithms.margin import Margin, MinedPairs, find_best_threshold, mine_pairs
+from calque.algorithms.nearest import Neighbors, UnitRows, find_neighbors
 
 
 def random_sides(
@@ -55,9 +54,11 @@ def pairs_of(found: MinedPairs) -> list[tuple[int, int]]:
 
 @given(st.integers(0, 10_000), st.integers(5, 40), st.integers(5, 40), st.integers(1, 5))
 @pytest.mark.parametrize("margin", ["ratio", "distance", "absolute"])
-def test_pairs_by_definition(margin: Margin, seed: int, n_src: int, n_tgt: int, k: int) -> None:
+def test_mined_pairs_by_definition(
+    margin: Margin, seed: int, n_src: int, n_tgt: int, k: int
+) -> None:
     src, tgt = random_sides(seed, n_src, n_tgt)
-    near = find_neighbors(UnitRows(src), UnitRows(tgt), k)
+    neighbors = find_neighbors(UnitRows(src), UnitRows(tgt), k)
     cosines = cosines_of(src, tgt)
     scores = brute_force(cosines, k, margin)
     # Only neighbors are candidates: the best target of a source is one of its k nearest.
@@ -72,7 +73,7 @@ def test_pairs_by_definition(margin: Margin, seed: int, n_src: int, n_tgt: int, 
         "max": set(greedy({pair: scores[pair] for pair in forward | backward})),
     }
     for retrieval, wanted in expected.items():
-        found = mine_pairs(near, margin, retrieval)  # type: ignore[arg-type]
+        found = mine_pairs(neighbors, margin, retrieval)  # type: ignore[arg-type]
         assert set(pairs_of(found)) == wanted
         assert len(found) == len(wanted)
         assert (np.diff(found.scores) <= 0).all()
@@ -81,58 +82,59 @@ def test_pairs_by_definition(margin: Margin, seed: int, n_src: int, n_tgt: int, 
 
 
 def test_ratio_by_hand() -> None:
-    near = Neighbors(
+    neighbors = Neighbors(
         np.float32([[0.9, 0.5], [0.6, 0.6]]),
         np.array([[0, 1], [1, 0]]),
         np.float32([[0.9, 0.6], [0.6, 0.5]]),
         np.array([[0, 1], [1, 0]]),
     )
-    found = mine_pairs(near)
+    found = mine_pairs(neighbors)
     assert pairs_of(found) == [(0, 0), (1, 1)]
     # Means: sources 0.7 and 0.6, targets 0.75 and 0.55.
     np.testing.assert_allclose(found.scores, [0.9 / 0.725, 0.6 / 0.575], rtol=1e-6)
     assert pairs_of(found.above(1.1)) == [(0, 0)]
 
 
-def test_a_ratio_over_a_negative_mean_keeps_the_order() -> None:
-    near = Neighbors(
+def test_ratios_over_negative_means_keep_the_order() -> None:
+    neighbors = Neighbors(
         np.float32([[-0.1], [-0.3]]),
         np.array([[0], [0]]),
         np.float32([[-0.1]]),
         np.array([[0]]),
     )
-    scores = mine_pairs(near, "ratio", "forward")
+    scores = mine_pairs(neighbors, "ratio", "forward")
     assert pairs_of(scores) == [(0, 0), (1, 0)]
 
 
-def test_neighbors_of_arrays_on_disk_and_of_some_rows(tmp_path: object) -> None:
-    src, tgt = random_sides(3, 50, 30)
-    np.save(f"{tmp_path}/src.npy", src.astype(np.float16))
-    mapped = np.load(f"{tmp_path}/src.npy", mmap_mode="r")
-    rows = np.arange(0, 50, 3)
-    seen: list[int] = []
-    near = find_neighbors(UnitRows(mapped, rows), UnitRows(tgt), 4, on_rows=seen.append)
-    cosines = torch.from_numpy(cosines_of(mapped[rows].astype(np.float32), tgt))
-    assert np.array_equal(near.src_places, cosines.topk(4, dim=1).indices.numpy())
-    assert np.array_equal(near.tgt_places, cosines.topk(4, dim=0).indices.T.numpy())
-    assert sum(seen) == len(rows) + 30
+@given(
+    st.lists(st.tuples(st.integers(-5, 5), st.booleans()), min_size=1, max_size=30),
+    st.integers(0, 5),
+)
+def test_no_threshold_has_a_better_f1(pairs: list[tuple[int, bool]], n_not_found: int) -> None:
+    scores = np.float32([score / 3 for score, _ in pairs])
+    is_gold = np.array([gold for _, gold in pairs])
+    n_gold = int(is_gold.sum()) + n_not_found
+    best = find_best_threshold(scores, is_gold, n_gold)
+    # Gold pairs that were never found are pairs no threshold can keep.
+    truth = np.concatenate([is_gold, np.ones(n_not_found, dtype=bool)])
+
+    def score(threshold: float) -> float:
+        kept = np.concatenate([scores >= np.float64(threshold), np.zeros(n_not_found, dtype=bool)])
+        return float(f1_score(truth, kept, zero_division=0.0))
+
+    highest = max(score(float(threshold)) for threshold in [*scores, np.inf])
+    assert np.isclose(best.f1, highest)
+    assert np.isclose(score(best.threshold), highest)
+    assert best.n_kept == np.count_nonzero(scores >= np.float64(best.threshold))
 
 
-def test_faiss_agrees_where_it_is_exact() -> None:
-    pytest.importorskip("faiss")
-    src, tgt = random_sides(4, 300, 200, 16)
-    exact = find_neighbors(UnitRows(src), UnitRows(tgt), 4)
-    for index in ("Flat", "IVF4,Flat"):
-        found = find_neighbors(UnitRows(src), UnitRows(tgt), 4, index=index, probes=4)
-        assert np.array_equal(found.src_places, exact.src_places)
-        assert np.array_equal(found.tgt_places, exact.tgt_places)
-        np.testing.assert_allclose(found.src_cosines, exact.src_cosines, atol=1e-5)
-
-
-def test_bad_choices() -> None:
-    pytest.importorskip("faiss")
-    src, tgt = random_sides(4, 6, 5)
-    with pytest.raises(InputError, match="k=6, of 6 and 5"):
-        find_neighbors(UnitRows(src), UnitRows(tgt), 6)
-    with pytest.raises(InputError, match="no index is called 'Nonsense'"):
-        find_neighbors(UnitRows(src), UnitRows(tgt), 2, index="Nonsense")
+def test_threshold_by_hand() -> None:
+    best = find_best_threshold(
+        np.float32([0.1, 0.5, 0.4, 0.2]), np.array([True, True, False, True]), 4
+    )
+    # Keep 1: 2/5; 2: 2/6; 3: 4/7; 4: 6/8.
+    assert (best.n_kept, best.n_correct, best.f1) == (4, 3, 0.75)
+    assert (best.precision, best.recall) == (0.75, 0.75)
+    assert np.isclose(best.threshold, 0.1)
+    nothing = find_best_threshold(np.float32([0.1]), np.array([False]), 4)
+    assert (nothing.n_kept, nothing.f1, nothing.precision) == (0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Matching: SimAlign's own answers, brute force, hand-worked cases, properties."""
+"""Matching: SimAlign's own links, brute force, cases by hand and properties."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from calque.algorithms.matching import itermax, links_of, max_weight_matching, mutual_argmax
+from calque.algorithms.matching import itermax, max_weight_matching, mutual_argmax
 from calque.errors import MissingExtra
 
 # The matrices, SimAlign's links for them, and the program that asked it.
@@ -39,14 +39,14 @@ def pad(matrices: list[np.ndarray], extra: int = 0) -> Tensor:
 
 
 def draw(shapes: list[tuple[int, int]], seed: int) -> list[np.ndarray]:
-    """Random scores, so that ties do not happen."""
+    """Random scores without ties."""
     generator = np.random.default_rng(seed)
     return [generator.random(shape) for shape in shapes]
 
 
 def to_pharaoh(links: Tensor) -> list[str]:
     lines: list[list[str]] = [[] for _ in links]
-    for pair, i, j in zip(*(index.tolist() for index in links_of(links)), strict=True):
+    for pair, i, j in links.nonzero().tolist():
         lines[pair].append(f"{i}-{j}")
     return [" ".join(line) for line in lines]
 
@@ -71,7 +71,7 @@ def test_match_as_simalign() -> None:
     assert to_pharaoh(max_weight_matching(pad_cases(cases))) == [case["match"] for case in cases]
 
 
-def test_the_first_of_equals_wins() -> None:
+def test_ties_go_to_the_first_word() -> None:
     equal = torch.ones(2, 3, 40)
     equal[1, :2] = 0.5  # the last row is now the only best one
     assert to_pharaoh(mutual_argmax(equal)) == ["0-0", "2-0"]
@@ -91,7 +91,7 @@ def test_itermax_by_hand() -> None:
     assert to_pharaoh(itermax(scores, alpha=1.0)) == ["0-0 1-1 3-0"]  # 2 prefers 0, which 3 gets
 
 
-def test_itermax_stops_when_a_side_is_taken() -> None:
+def test_itermax_stops_when_a_side_is_linked() -> None:
     scores = torch.tensor([[9.0, 1.0, 1.0], [1.0, 9.0, 1.0], [1.0, 1.0, 9.0], [8.0, 1.0, 1.0]])
     assert to_pharaoh(itermax(scores[None], n_rounds=9)) == ["0-0 1-1 2-2"]
 
@@ -116,7 +116,7 @@ SMALL = arrays(
 
 
 def measure_best_matching(scores: np.ndarray) -> tuple[int, float]:
-    """Try all matchings: the most links, and the highest sum of scores with so many."""
+    """Try all matchings; return the most links and the highest total score with that many."""
     if len(scores) > scores.shape[1]:
         scores = scores.T
     choices = (
@@ -127,7 +127,7 @@ def measure_best_matching(scores: np.ndarray) -> tuple[int, float]:
 
 
 @given(st.lists(SMALL, min_size=1, max_size=3))
-def test_no_matching_is_better(matrices: list[np.ndarray]) -> None:
+def test_no_matching_has_a_higher_total(matrices: list[np.ndarray]) -> None:
     scores = pad(matrices)
     for links, row, matrix in zip(max_weight_matching(scores), scores, matrices, strict=True):
         assert links.sum(dim=0).amax() <= 1 and links.sum(dim=1).amax() <= 1
@@ -148,7 +148,7 @@ def test_padding_changes_nothing(
 
 @pytest.mark.parametrize("matcher", MATCHERS)
 @given(shapes=SHAPES, seed=st.integers(0, 1000))
-def test_sides_and_orders_are_free(
+def test_sides_and_word_order_do_not_matter(
     matcher: Callable[[Tensor], Tensor], shapes: list[tuple[int, int]], seed: int
 ) -> None:
     scores = pad(draw(shapes, seed))
@@ -162,7 +162,7 @@ def test_sides_and_orders_are_free(
 
 
 @given(SHAPES, st.integers(0, 1000))
-def test_rounds_only_add(shapes: list[tuple[int, int]], seed: int) -> None:
+def test_rounds_only_add_links(shapes: list[tuple[int, int]], seed: int) -> None:
     scores = pad(draw(shapes, seed))
     earlier = itermax(scores, n_rounds=1)
     assert torch.equal(earlier, mutual_argmax(scores))
@@ -174,7 +174,7 @@ def test_rounds_only_add(shapes: list[tuple[int, int]], seed: int) -> None:
 
 @pytest.mark.parametrize("matcher", MATCHERS)
 @pytest.mark.parametrize("shape", [(0, 3, 3), (2, 0, 3), (2, 3, 0), (2, 3, 3)])
-def test_nothing_to_match(matcher: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> None:
+def test_empty_input(matcher: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> None:
     links = matcher(torch.full(shape, -torch.inf))
     assert links.shape == shape and links.dtype == torch.bool and not links.any()
 

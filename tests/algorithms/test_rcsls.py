@@ -153,5 +153,5 @@ def test_with_few_words_all_are_neighbors(settings: RcslsSettings) -> None:
 
 def test_no_pairs() -> None:
     src, tgt = make_pair(20, 3, 0.1)
-    with pytest.raises(InputError, match="no pairs to learn from"):
+    with pytest.raises(InputError, match="no pair whose words"):
         fit_rcsls(src, tgt, first(0), RcslsSettings())

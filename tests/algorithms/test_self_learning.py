@@ -1,8 +1,9 @@
-"""Self-learning: matches by dense formulas, dropped scores, starts, and what is recovered."""
+"""Self-learning: matches by the dense formula, dropped scores, seeds, and recovered maps."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from calque.algorithms import self_learning
-from calque.algorithms import self_learning as score_table
 from calque.algorithms.nearest import csls_scores, normalize_rows
 from calque.algorithms.procrustes import IndexPairs, normalize_space, solve_rotation
 from calque.algorithms.self_learning import (
@@ -77,7 +77,7 @@ def seed_pairs(n_pairs: int, n_words: int = 600) -> IndexPairs:
 
 
 @given(st.integers(2, 40), st.integers(2, 40), seeds)
-def test_matches_are_the_dense_formulas(n_src: int, n_tgt: int, seed: int) -> None:
+def test_matches_by_the_dense_formula(n_src: int, n_tgt: int, seed: int) -> None:
     src = normalize_rows(draw(n_src, 6, seed=seed))
     tgt = normalize_rows(draw(n_tgt, 6, seed=seed + 1))
     W = rotation(6, seed + 2)
@@ -91,33 +91,8 @@ def test_matches_are_the_dense_formulas(n_src: int, n_tgt: int, seed: int) -> No
     assert found.objective == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 1 << 30])
-def test_a_table_too_large_to_keep_gives_the_same(
-    monkeypatch: pytest.MonkeyPatch, kept_bytes: int
-) -> None:
-    monkeypatch.setattr(score_table, "BLOCK", 16)
-    monkeypatch.setattr(score_table, "CPU_BLOCK", 8)
-    src, tgt = normalize_rows(draw(70, 6)), normalize_rows(draw(50, 6, seed=1))
-    table = SimilarityTable(70, 50, src, kept_bytes=kept_bytes)
-    assert (table.scores is None) == (kept_bytes == 0)
-    table.fill(src, tgt)
-    scores = src @ tgt.T
-    by_src, by_tgt = table.best(3)
-    torch.testing.assert_close(by_src, scores.topk(3, dim=1).values)
-    torch.testing.assert_close(by_tgt, scores.T.topk(3, dim=1).values)
-    ranks = torch.arange(1, 71)
-    found = table.ranked_targets(ranks, draw(50, seed=2))
-    order = (scores - draw(50, seed=2)).argsort(dim=1, descending=True)
-    assert found.tolist() == [*order[range(50), range(50)].tolist(), *[-1] * 20]
-    found = table.ranked_sources(ranks[:50], draw(70, seed=3))
-    order = (scores.T - draw(70, seed=3)).argsort(dim=1, descending=True)
-    assert found.tolist() == order[range(50), range(50)].tolist()
-
-
 @given(st.integers(1, 12), st.integers(1, 12), st.data())
-def test_pairs_are_those_of_one_direction_or_of_both(
-    n_src: int, n_tgt: int, data: st.DataObject
-) -> None:
+def test_union_and_mutual_pairs(n_src: int, n_tgt: int, data: st.DataObject) -> None:
     def choose(n_words: int, n_others: int) -> list[int]:
         words = st.lists(st.integers(-1, n_others - 1), min_size=n_words, max_size=n_words)
         return data.draw(words)
@@ -137,9 +112,7 @@ def test_pairs_are_those_of_one_direction_or_of_both(
 
 
 @given(st.integers(2, 30), st.integers(2, 30), st.floats(0.05, 1.0), seeds)
-def test_dropped_scores_only_leave_the_next_best(
-    n_src: int, n_tgt: int, keep: float, seed: int
-) -> None:
+def test_dropped_scores_leave_the_next_best(n_src: int, n_tgt: int, keep: float, seed: int) -> None:
     """Of every word, the match is that of the rank that was drawn, in the order of all scores."""
     src = normalize_rows(draw(n_src, 6, seed=seed).double())
     tgt = normalize_rows(draw(n_tgt, 6, seed=seed + 1).double())
@@ -219,7 +192,7 @@ def test_a_dropped_score_never_wins() -> None:
     assert differ(torch.tensor(trap)) < 1e-9  # and this is what the test would catch
 
 
-def test_where_all_scores_are_dropped_there_is_no_match() -> None:
+def test_no_match_if_all_scores_are_dropped() -> None:
     similar = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
     ranks = draw_matches(similar, 0.5, 2000)
     assert float((ranks == 0).float().mean()) == pytest.approx(0.25, abs=0.03)
@@ -236,20 +209,20 @@ def test_dropping_keeps_the_hubness_and_the_objective() -> None:
 # Starts.
 
 
-def test_the_root_is_scipys() -> None:
+def test_the_root_agrees_with_scipy() -> None:
     matrix = draw(5, 8).double()  # of full rank: sqrtm is not exact otherwise
     expected = scipy.linalg.sqrtm((matrix @ matrix.T).numpy()).real
-    np.testing.assert_allclose(self_learning._root(matrix).numpy(), expected, atol=1e-8)
+    np.testing.assert_allclose(self_learning._similarity_root(matrix).numpy(), expected, atol=1e-8)
 
 
 def test_the_root_of_many_words() -> None:
     matrix = draw(30, 5).double()
-    root = self_learning._root(matrix)
+    root = self_learning._similarity_root(matrix)
     torch.testing.assert_close(root @ root, matrix @ matrix.T)
     assert float(torch.linalg.eigvalsh(root).min()) > -1e-9
 
 
-def test_the_unsupervised_start_finds_words_of_a_turned_space() -> None:
+def test_the_unsupervised_seed_finds_words_of_a_rotated_space() -> None:
     src, tgt = make_pair(noise=0.0)
     pairs = unsupervised_seed(src, tgt, SelfLearningSettings())
     right = meaning(600)[pairs.src] == pairs.tgt
@@ -257,7 +230,7 @@ def test_the_unsupervised_start_finds_words_of_a_turned_space() -> None:
 
 
 @given(st.integers(5, 40), st.integers(1, 8), seeds)
-def test_the_unsupervised_start_does_not_depend_on_the_bases(
+def test_the_unsupervised_seed_does_not_depend_on_the_bases(
     n_words: int, hidden: int, seed: int
 ) -> None:
     src, tgt = (normalize_space(draw(n_words, hidden, seed=seed + n).double())[0] for n in (0, 1))
@@ -270,13 +243,13 @@ def test_the_unsupervised_start_does_not_depend_on_the_bases(
 @given(st.integers(1, 20), st.integers(1, 8), seeds)
 def test_a_root_squared_is_the_product(n_words: int, hidden: int, seed: int) -> None:
     matrix = draw(n_words, hidden, seed=seed).double()
-    root = self_learning._root(matrix)
+    root = self_learning._similarity_root(matrix)
     torch.testing.assert_close(root @ root, matrix @ matrix.T, atol=1e-7, rtol=1e-7)
     torch.testing.assert_close(root, root.T)
     assert float(torch.linalg.eigvalsh(root).min()) > -1e-7
 
 
-def test_the_unsupervised_start_takes_the_most_frequent_words() -> None:
+def test_the_unsupervised_seed_uses_the_most_frequent_words() -> None:
     src, tgt = make_pair()
     pairs = unsupervised_seed(src, tgt[:300], SelfLearningSettings(n_start_words=200))
     assert len(pairs) == 400
@@ -296,7 +269,7 @@ def test_few_pairs_are_enough(noise: float) -> None:
     assert precision(src, tgt, learned.map) > 0.97
 
 
-def test_nothing_is_enough_for_a_structured_space() -> None:
+def test_no_pairs_are_needed_for_a_structured_space() -> None:
     src, tgt = make_pair(noise=0.7)
     start = unsupervised_seed(src, tgt, FEW)
     first = float((meaning(600)[start.src] == start.tgt).float().mean())
@@ -308,7 +281,7 @@ def test_nothing_is_enough_for_a_structured_space() -> None:
     )
 
 
-def test_scores_are_kept_more_and_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_of_kept_scores_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_learning, "fast_dtype", lambda tensor: tensor.dtype)
     src, tgt = make_pair(200)
     seen: list[LearningRound] = []
@@ -328,17 +301,18 @@ def test_scores_are_kept_more_and_more_often(monkeypatch: pytest.MonkeyPatch) ->
     assert len(seen) - improved == FEW.patience
 
 
-def test_the_last_rounds_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In low precision first: all the same, the end is where exact rounds would stay."""
+def test_the_last_rounds_are_in_full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After rounds in low precision, the result is one that exact rounds would keep."""
     asked: list[bool] = []
 
     class Spy(Matcher):
-        def match(self, *args: object, coarse: bool = False) -> Matches:  # type: ignore[override]
-            asked.append(coarse)
-            return super().match(*args, coarse=coarse)  # type: ignore[arg-type]
+        def match(  # type: ignore[override]
+            self, *args: object, low_precision: bool = False
+        ) -> Matches:
+            asked.append(low_precision)
+            return super().match(*args, low_precision=low_precision)  # type: ignore[arg-type]
 
-    for module in (self_learning, score_table):
-        monkeypatch.setattr(module, "fast_dtype", lambda tensor: torch.bfloat16)
+    monkeypatch.setattr(self_learning, "fast_dtype", lambda tensor: torch.bfloat16)
     monkeypatch.setattr(self_learning, "Matcher", Spy)
     src, tgt = make_pair(noise=0.7)
     learned = self_learn(src, tgt, seed_pairs(15), FEW, generator())
@@ -349,16 +323,16 @@ def test_the_last_rounds_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     assert precision(src, tgt, learned.map) > 0.97
 
 
-def test_coarse_products_are_nearly_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_table, "fast_dtype", lambda tensor: torch.bfloat16)
+def test_low_precision_changes_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_learning, "fast_dtype", lambda tensor: torch.bfloat16)
     src, tgt = make_pair(noise=0.7)
     matcher, W = Matcher(src, tgt, FEW), solve_rotation(src, tgt, seed_pairs(600))
-    exact, coarse = matcher.match(W), matcher.match(W, coarse=True)
-    assert coarse.objective == pytest.approx(exact.objective, abs=1e-3)
-    assert float((coarse.forward == exact.forward).float().mean()) > 0.97
+    exact, rough = matcher.match(W), matcher.match(W, low_precision=True)
+    assert rough.objective == pytest.approx(exact.objective, abs=1e-3)
+    assert float((rough.forward == exact.forward).float().mean()) > 0.97
 
 
-def test_the_last_dictionary_is_made_of_all_scores() -> None:
+def test_the_last_dictionary_uses_all_scores() -> None:
     src, tgt = make_pair(200)
     learned = self_learn(src, tgt, seed_pairs(40, 200), FEW, generator())
     assert len(learned.pairs) == 400
@@ -366,7 +340,7 @@ def test_the_last_dictionary_is_made_of_all_scores() -> None:
     torch.testing.assert_close(learned.map, solve_rotation(src, tgt, learned.pairs))
 
 
-def test_the_seed_decides() -> None:
+def test_the_random_seed_decides() -> None:
     src, tgt = make_pair(200)
     runs = [self_learn(src, tgt, seed_pairs(20, 200), FEW, generator(seed)) for seed in (1, 1, 2)]
     assert runs[0].rounds == runs[1].rounds
@@ -389,7 +363,7 @@ def test_only_frequent_words_are_matched() -> None:
 
 
 def test_no_words() -> None:
-    with pytest.raises(InputError, match="without words"):
+    with pytest.raises(InputError, match="has no vectors"):
         Matcher(draw(0, 3), draw(5, 3), FEW)
 
 
@@ -413,3 +387,71 @@ def test_refinement_keeps_a_start_that_is_better() -> None:
     src, tgt = make_pair(100, noise=0.0)
     refined = refine_map(src, tgt, seed_pairs(100, 100), FEW, n_rounds=2)
     assert precision(src, tgt, refined.map) == 1.0
+
+
+# The table of similarities, stored or computed block by block.
+
+table_sizes = st.integers(1, 40)
+
+
+def draw_double(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def _small_blocks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(self_learning, "BLOCK", 7)
+        patch.setattr(self_learning, "CPU_BLOCK", 4)
+        yield
+
+
+def make_table(n_src: int, n_tgt: int, stored: bool, seed: int) -> tuple[SimilarityTable, Tensor]:
+    src, tgt = draw_double(n_src, 5, seed=seed), draw_double(n_tgt, 5, seed=seed + 1)
+    table = SimilarityTable(n_src, n_tgt, src, max_bytes=1 << 20 if stored else 0)
+    assert (table.scores is not None) == stored
+    table.fill(src, tgt)
+    return table, src @ tgt.mT
+
+
+@pytest.mark.usefixtures("_small_blocks")
+@given(table_sizes, table_sizes, st.booleans(), seeds, st.data())
+def test_topk_of_rows_and_columns(
+    n_src: int, n_tgt: int, stored: bool, seed: int, data: st.DataObject
+) -> None:
+    table, scores = make_table(n_src, n_tgt, stored, seed)
+    k = data.draw(st.integers(1, min(n_src, n_tgt)))
+    by_src, by_tgt = table.topk(k)
+    for found, expected in ((by_src, scores.numpy()), (by_tgt, scores.numpy().T)):
+        np.testing.assert_allclose(found.numpy(), -np.sort(-expected, axis=1)[:, :k], atol=1e-12)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+@given(table_sizes, table_sizes, st.booleans(), seeds, st.data())
+def test_ranked_words(n_src: int, n_tgt: int, stored: bool, seed: int, data: st.DataObject) -> None:
+    """The n-th of the sorted scores; beyond the last there is none."""
+    table, scores = make_table(n_src, n_tgt, stored, seed)
+    for way, all_scores, n_words in (
+        (table.ranked_targets, scores.numpy(), n_src),
+        (table.ranked_sources, scores.numpy().T, n_tgt),
+    ):
+        n_others = all_scores.shape[1]
+        drawn = st.lists(st.integers(1, n_others + 3), min_size=n_words, max_size=n_words)
+        ranks = sorted(data.draw(drawn))
+        penalties = draw_double(n_others, seed=seed + 2)
+        order = np.argsort(-(all_scores - penalties.numpy()), axis=1)
+        expected = [
+            row[rank - 1] if rank <= n_others else -1
+            for row, rank in zip(order, ranks, strict=True)
+        ]
+        assert way(torch.tensor(ranks), penalties).tolist() == expected
+
+
+@pytest.mark.usefixtures("_small_blocks")
+@given(table_sizes, table_sizes, st.booleans(), seeds)
+def test_a_table_can_be_filled_again(n_src: int, n_tgt: int, stored: bool, seed: int) -> None:
+    table, _ = make_table(n_src, n_tgt, stored, seed)
+    table.ranked_targets(torch.ones(n_src, dtype=torch.int64), torch.zeros(n_tgt).double())
+    src, tgt = draw_double(n_src, 5, seed=seed + 3), draw_double(n_tgt, 5, seed=seed + 4)
+    table.fill(src, tgt)
+    torch.testing.assert_close(table.topk(1)[0][:, 0], (src @ tgt.mT).amax(dim=1))

@@ -1,11 +1,13 @@
-"""Symmetrization: hand-worked cases, systran-align's links, a plain reference, properties."""
+"""Symmetrization and link filters: by hand, systran-align's links, references in pure Python."""
 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,8 +20,14 @@ from calque.algorithms.symmetrize import (
     grow_diag_final,
     grow_diag_final_and,
     intersection,
+    keep_pairs,
+    mark_identical,
+    mark_linked_pairs,
+    mark_one_to_one,
+    select_links,
     union,
 )
+from calque.types import Links
 
 Link = tuple[int, int]
 GROWING = ["grow-diag", "grow-diag-final", "grow-diag-final-and"]
@@ -39,7 +47,7 @@ def list_links(matrix: Tensor) -> set[Link]:
     return {(i, j) for i, j in matrix.nonzero().tolist()}
 
 
-def test_growth_counts_at_once() -> None:
+def test_added_links_count_at_once() -> None:
     # 1-1 touches 0-0 and lets 2-0 in; 2-1 comes too late: both its words are linked by then.
     forward = draw_matrix("x.", "..", ".x")
     backward = draw_matrix("x.", ".x", "x.")
@@ -189,7 +197,7 @@ SHAPES = st.tuples(st.integers(0, 6), st.integers(0, 6))
 
 
 @given(st.integers(1, 4), SHAPES, st.floats(0, 1), st.integers(0, 1000))
-def test_more_and_more_links(n: int, shape: tuple[int, int], density: float, seed: int) -> None:
+def test_methods_are_nested(n: int, shape: tuple[int, int], density: float, seed: int) -> None:
     forward, backward = draw_batch(n, shape, density, seed)
     matrices = [f(forward, backward) for f in (intersection, grow_diag, grow_diag_final_and, union)]
     for smaller, larger in pairwise(matrices):
@@ -197,7 +205,9 @@ def test_more_and_more_links(n: int, shape: tuple[int, int], density: float, see
 
 
 @given(st.integers(1, 4), SHAPES, st.floats(0, 1), st.integers(0, 1000))
-def test_no_word_is_forgotten(n: int, shape: tuple[int, int], density: float, seed: int) -> None:
+def test_every_linkable_word_is_linked(
+    n: int, shape: tuple[int, int], density: float, seed: int
+) -> None:
     forward, backward = draw_batch(n, shape, density, seed)
     everything = union(forward, backward)
     final = grow_diag_final(forward, backward)  # any word with a link of the union has one
@@ -210,7 +220,7 @@ def test_no_word_is_forgotten(n: int, shape: tuple[int, int], density: float, se
 
 @pytest.mark.parametrize("name", SYMMETRIZATIONS)
 @given(shape=SHAPES, density=st.floats(0, 1), seed=st.integers(0, 1000))
-def test_pairs_and_padding_change_nothing(
+def test_other_pairs_and_padding_change_nothing(
     name: str, shape: tuple[int, int], density: float, seed: int
 ) -> None:
     symmetrize = SYMMETRIZATIONS[name]
@@ -227,7 +237,7 @@ def test_pairs_and_padding_change_nothing(
 
 
 @given(SHAPES, st.floats(0, 1), st.integers(0, 1000))
-def test_agreement_is_left_alone(shape: tuple[int, int], density: float, seed: int) -> None:
+def test_equal_directions_stay_equal(shape: tuple[int, int], density: float, seed: int) -> None:
     forward, _ = draw_batch(2, shape, density, seed)
     for symmetrize in SYMMETRIZATIONS.values():
         assert torch.equal(symmetrize(forward, forward), forward)
@@ -248,3 +258,131 @@ def test_same_links_on_the_gpu(name: str) -> None:
     forward, backward = draw_batch(2000, (20, 25), 0.06, seed=6)
     found = SYMMETRIZATIONS[name](forward.cuda(), backward.cuda())
     assert torch.equal(found.cpu(), SYMMETRIZATIONS[name](forward, backward))
+
+
+# Filters.
+
+Table = list[set[tuple[int, int]]]
+
+tables = st.lists(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=8), max_size=6)
+
+
+def links_of(table: Table) -> Links:
+    rows = sorted((pair, i, j) for pair, links in enumerate(table) for i, j in links)
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    scores = np.linspace(0, 1, len(rows), dtype=np.float32)
+    return Links(columns[0], columns[1], columns[2], scores, len(table))
+
+
+def table_of(links: Links) -> Table:
+    return [set(found) for found in links.to_lists()]
+
+
+def number(sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Number words of one letter by their code point."""
+    words = [ord(word) for sentence in sentences for word in sentence.split()]
+    lengths = [len(sentence.split()) for sentence in sentences]
+    return np.array(words, dtype=np.int64), np.cumsum([0, *lengths])
+
+
+def keep_one_to_one(links: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Count the links of every word."""
+    src, tgt = Counter(i for i, _ in links), Counter(j for _, j in links)
+    return {(i, j) for i, j in links if src[i] == tgt[j] == 1}
+
+
+def test_identical_words_by_hand() -> None:
+    src, tgt = number(["a b c", "x", "d e"]), number(["b a", "x y", "E d e"])
+    links = links_of([{(0, 0), (0, 1), (1, 0), (2, 1)}, {(0, 0), (0, 1)}, {(0, 1), (1, 0), (1, 2)}])
+    # Pair 0: a-b a-a b-b c-a; pair 1: x-x x-y; pair 2: d-d e-E e-e
+    expected = [False, True, True, False, True, False, True, False, True]
+    assert mark_identical(links, src, tgt).tolist() == expected
+
+
+def test_one_to_one_by_hand() -> None:
+    links = links_of([{(0, 0), (1, 1), (1, 2)}, {(0, 2), (1, 2), (2, 0), (3, 3)}, set(), {(1, 1)}])
+    assert table_of(select_links(links, mark_one_to_one(links))) == [
+        {(0, 0)},
+        {(2, 0), (3, 3)},
+        set(),
+        {(1, 1)},
+    ]
+
+
+def test_a_chain_of_links_is_dropped() -> None:
+    links = links_of([{(0, 0), (1, 0), (1, 1), (2, 1), (3, 2)}])
+    assert table_of(select_links(links, mark_one_to_one(links))) == [{(3, 2)}]
+
+
+def test_pairs_by_hand() -> None:
+    links = links_of([set(), {(0, 1), (2, 0)}, set(), {(4, 4)}, set()])
+    linked = mark_linked_pairs(links)
+    assert linked.tolist() == [False, True, False, True, False]
+    left = keep_pairs(links, linked)
+    assert table_of(left) == [{(0, 1), (2, 0)}, {(4, 4)}]
+    assert left.scores.tolist() == links.scores.tolist()
+    assert table_of(keep_pairs(links, ~linked)) == [set(), set(), set()]
+
+
+def test_the_order_of_the_filters_matters() -> None:
+    """Tom links with Tom and, wrongly, with schob: without the first, schob is one-to-one."""
+    src, tgt = number(["T p"]), number(["T s"])
+    links = links_of([{(0, 0), (0, 1)}])
+    identical = mark_identical(links, src, tgt)
+    first = select_links(links, ~identical)
+    assert table_of(select_links(first, mark_one_to_one(first))) == [{(0, 1)}]
+    single = mark_one_to_one(links)
+    assert table_of(select_links(links, single & ~identical)) == [set()]
+
+
+@given(tables)
+def test_one_to_one_by_counting(table: Table) -> None:
+    links = links_of(table)
+    found = select_links(links, mark_one_to_one(links))
+    assert table_of(found) == list(map(keep_one_to_one, table))
+
+
+@given(tables)
+def test_one_to_one_uses_no_word_twice_and_is_idempotent(table: Table) -> None:
+    links = links_of(table)
+    found = select_links(links, mark_one_to_one(links))
+    for side in (found.src, found.tgt):
+        words = list(zip(found.pairs.tolist(), side.tolist(), strict=True))
+        assert len(set(words)) == len(words)
+    assert mark_one_to_one(found).all()
+    assert all(left <= before for left, before in zip(table_of(found), table, strict=True))
+
+
+@given(tables, st.lists(st.text("ab", min_size=6, max_size=6), min_size=12, max_size=12))
+def test_identical_words_by_comparing(table: Table, sentences: list[str]) -> None:
+    words = [" ".join(sentence) for sentence in sentences]
+    src, tgt = words[: len(table)], words[6 : 6 + len(table)]
+    links = links_of(table)
+    identical = mark_identical(links, number(src), number(tgt))
+    expected = [
+        {(i, j) for i, j in found if a.split()[i] == b.split()[j]}
+        for found, a, b in zip(table, src, tgt, strict=True)
+    ]
+    assert table_of(select_links(links, identical)) == expected
+
+
+@given(tables)
+def test_keeping_pairs_does_not_change_them(table: Table) -> None:
+    links = links_of(table)
+    left = keep_pairs(links, mark_linked_pairs(links))
+    assert table_of(left) == [found for found in table if found]
+    assert mark_linked_pairs(left).all()
+
+
+def test_long_sentences_do_not_collide() -> None:
+    """Word 1 of pair 0 must not be taken for a word of pair 1, however long sentences are."""
+    links = links_of([{(1, 70_000)}, {(0, 1), (70_000, 0)}])
+    assert mark_one_to_one(links).all()
+
+
+@pytest.mark.parametrize("n_pairs", [0, 2])
+def test_no_links_at_all(n_pairs: int) -> None:
+    links = links_of([set()] * n_pairs)
+    assert mark_one_to_one(links).tolist() == []
+    assert mark_identical(links, number(["a"] * n_pairs), number(["a"] * n_pairs)).tolist() == []
+    assert keep_pairs(links, mark_linked_pairs(links)).n_pairs == 0

@@ -1,6 +1,6 @@
-"""Hard word links from a matrix of scores: mutual argmax, itermax, maximum-weight matching.
+"""Word links from a matrix of scores: mutual argmax, itermax, maximum-weight matching.
 
-Jalili Sabet et al., 2020 (SimAlign). Scores are −inf at padding; links are never there.
+SimAlign (Jalili Sabet et al., 2020). Scores of padding are −inf and are never linked.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from calque.errors import MissingExtra
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def mutual_argmax(scores: Float[Tensor, "pairs src tgt"]) -> Bool[Tensor, "pairs src tgt"]:
-    """Link two words where each is the other's best; the first of equals wins.
+    """Return the links between words that are each other's best (SimAlign, Argmax).
+
+    XLM-Align, Eq. 7–8. The first of several equal scores counts as the best.
 
     >>> mutual_argmax(torch.tensor([[[0.9, 0.8], [0.7, 0.1]]])).tolist()
     [[[True, False], [False, False]]]
@@ -29,23 +31,24 @@ def mutual_argmax(scores: Float[Tensor, "pairs src tgt"]) -> Bool[Tensor, "pairs
         return links
     best_score, best_tgt = scores.max(dim=2)
     best_src = scores.max(dim=1).indices
-    places = torch.arange(scores.shape[1], device=scores.device)
-    mutual = (best_src.gather(1, best_tgt) == places) & (best_score > -torch.inf)
+    rows = torch.arange(scores.shape[1], device=scores.device)
+    mutual = (best_src.gather(1, best_tgt) == rows) & (best_score > -torch.inf)
     return links.scatter_(2, best_tgt[:, :, None], mutual[:, :, None])
 
 
 def itermax(
     scores: Float[Tensor, "pairs src tgt"], n_rounds: int = 2, alpha: float = 0.9
 ) -> Bool[Tensor, "pairs src tgt"]:
-    """Repeat the mutual argmax so that words left over may join a taken one, at a discount.
+    """Return the links of repeated mutual argmax, with discounted scores for linked words.
 
-    Before every further round, scores between a free and a taken word are multiplied by α, and
-    scores between two taken words become 0. Rounds add nothing once all words of a side are
-    taken. As in SimAlign, pairs with at most two words on a side get one round.
+    SimAlign, Algorithm 1; XLM-Align, Eq. 7–9. Before every further round, scores between a free
+    and a linked word are multiplied by α, and scores between two linked words become 0. Rounds add
+    nothing once all words of a side are linked. As in SimAlign, pairs with at most two words on a
+    side get one round.
 
-    Scores are meant to be similarities ≥ 0, such as (1 + cos) / 2, or a transport plan (not its
-    logarithm). A negative score is lowered by the discount too, and the lowest one of the pair
-    then stands for 0: SimAlign's products would favor the words they mean to discourage.
+    Scores should be similarities ≥ 0, such as (1 + cos) / 2, or a transport plan (not its
+    logarithm). Paper: SimAlign multiplies negative scores by α too, which raises them. Here the
+    discount lowers them, and the lowest score of the pair takes the place of 0.
 
     >>> rows = [[0.9, 0.2, 0.1], [0.3, 0.8, 0.1], [0.7, 0.1, 0.2]]
     >>> itermax(torch.tensor([rows])).long().tolist()
@@ -60,9 +63,9 @@ def itermax(
     for _ in range(n_rounds - 1):
         free_src = src_words & ~links.any(dim=2)
         free_tgt = tgt_words & ~links.any(dim=1)
-        goes_on = large & free_src.any(dim=1) & free_tgt.any(dim=1)
+        continues = large & free_src.any(dim=1) & free_tgt.any(dim=1)
         found = mutual_argmax(_discount(scores, free_src, free_tgt, alpha))
-        open_cells = (free_src[:, :, None] | free_tgt[:, None, :]) & goes_on[:, None, None]
+        open_cells = (free_src[:, :, None] | free_tgt[:, None, :]) & continues[:, None, None]
         links = links | (found & open_cells)
     return links
 
@@ -73,7 +76,7 @@ def _discount(
     free_tgt: Bool[Tensor, "pairs tgt"],
     alpha: float,
 ) -> Float[Tensor, "pairs src tgt"]:
-    """Lower the scores of taken words; padding keeps −inf."""
+    """Return scores lowered for linked words; padding keeps −inf."""
     n_free = free_src[:, :, None].to(scores.dtype) + free_tgt[:, None, :].to(scores.dtype)
     weight = (alpha * n_free).clamp(max=1.0)
     lowered = torch.where(scores < 0, scores * (2 - weight), scores * weight)
@@ -83,10 +86,10 @@ def _discount(
 
 
 def max_weight_matching(scores: Float[Tensor, "pairs src tgt"]) -> Bool[Tensor, "pairs src tgt"]:
-    """Link words one to one: as many as can be, and among those the highest sum of scores.
+    """Return one-to-one links: as many as possible and, among those, with the highest total score.
 
-    As in SimAlign, a score of exactly 0 is no link; a negative one may be. The pairs go through
-    scipy's assignment one by one, on the CPU.
+    SimAlign's Match. As there, a score of exactly 0 is never linked, but a negative one may be.
+    The pairs are solved one by one with SciPy, on the CPU.
 
     >>> max_weight_matching(torch.tensor([[[0.9, 0.8], [0.7, 0.1]]])).tolist()
     [[[False, True], [True, False]]]
@@ -104,7 +107,7 @@ def max_weight_matching(scores: Float[Tensor, "pairs src tgt"]) -> Bool[Tensor, 
             continue
         n_src, n_tgt = _extent(edge.any(axis=1)), _extent(edge.any(axis=0))
         matrix, edge = matrix[:n_src, :n_tgt], edge[:n_src, :n_tgt]
-        # No gain elsewhere pays for an absent edge: it is taken only for want of another.
+        # A penalty that no gain elsewhere outweighs: absent edges are only used if unavoidable.
         absent = -2 * (min(n_src, n_tgt) + 1) * np.abs(matrix[edge]).max()
         rows, columns = linear_sum_assignment(np.where(edge, matrix, absent), maximize=True)
         matched[rows, columns] = edge[rows, columns]
@@ -112,17 +115,5 @@ def max_weight_matching(scores: Float[Tensor, "pairs src tgt"]) -> Bool[Tensor, 
 
 
 def _extent(present: npt.NDArray[np.bool_]) -> int:
-    """Count the places up to the last one present: padding comes last."""
+    """Return the length without the padding at the end."""
     return int(present.nonzero()[0][-1]) + 1
-
-
-def links_of(
-    links: Bool[Tensor, "pairs src tgt"],
-) -> tuple[Int[Tensor, "links"], Int[Tensor, "links"], Int[Tensor, "links"]]:
-    """List the links as (pair, source, target), in this order.
-
-    >>> [index.tolist() for index in links_of(torch.eye(2, dtype=torch.bool)[None])]
-    [[0, 0], [0, 1], [0, 1]]
-    """
-    pairs, src, tgt = links.nonzero(as_tuple=True)
-    return pairs, src, tgt

@@ -1,7 +1,7 @@
-"""Relaxed CSLS: a map that raises the retrieval score of a dictionary's pairs itself.
+"""Relaxed CSLS (RCSLS): a map that directly raises the CSLS scores of a dictionary's pairs.
 
-Joulin et al., 2018: for pairs (x, y), min over W of −2 xWy + the mean of xW with its k nearest y' +
-the mean of y with its k nearest x'W, a convex function of W, as neighbors are maxima.
+Joulin et al., 2018: for pairs (x, y), minimize over W −2 xWy + the mean of xWy' over the k nearest
+y' + the mean of x'Wy over the k nearest x'W. It is convex in W, since neighbors are maxima.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RcslsSettings:
-    """How the map is found; steps begin as long as the authors', and are halved when too long.
+    """Settings of gradient descent; a step that does not lower the loss is halved.
 
-    `spectral` keeps the map's singular values at or below one, the convex hull of rotations. The
-    authors found `none` better, with few rounds: the loss of ever longer maps falls without end.
-    Neighbors are searched among the first `n_words`; where there are fewer than `n_neighbors`, all
-    of them are.
+    The constraint `spectral` keeps the singular values of the map at or below one, the convex hull
+    of rotations. The authors found `none` better with few rounds: without a constraint the loss of
+    ever larger maps has no lower bound. Neighbors are searched among the first `n_words` words.
     """
 
     n_neighbors: int = 10
@@ -42,7 +41,7 @@ class RcslsSettings:
 
 @dataclass(frozen=True, slots=True)
 class RcslsFit:
-    """A map and the loss after each round, the start's first."""
+    """A map, and the losses at the start and after each round."""
 
     map: Float[Tensor, "hidden hidden"]
     losses: list[float]
@@ -55,13 +54,15 @@ def fit_rcsls(
     settings: RcslsSettings,
     on_round: Callable[[float], None] = lambda _: None,
 ) -> RcslsFit:
-    """Descend from the orthogonal map, with all pairs in every step. Spaces must be normalized.
+    """Return the map that minimizes RCSLS by gradient descent from the orthogonal map.
 
-    Paper: the authors draw pairs and halve the rate when the loss rises, but keep the step. Here a
-    step that raises the loss is taken back, so that it never does.
+    The spaces must be normalized, and every step uses all pairs. Paper: the authors sample pairs
+    and halve the rate when the loss rises, but keep the step. Here such a step is undone, so the
+    loss never rises.
     """
     if len(pairs) == 0:
-        raise InputError("no pairs to learn from", fix="give a dictionary of words that are there")
+        problem = "the dictionary has no pair whose words are in both vocabularies"
+        raise InputError(problem, fix="use a dictionary of words that have vectors")
     W = solve_rotation(src, tgt, pairs).to(src)
     loss, gradient = rcsls_loss_and_gradient(src, tgt, pairs, W, settings)
     losses, rate = [loss], settings.rate
@@ -84,10 +85,10 @@ def rcsls_loss_and_gradient(
     W: Float[Tensor, "hidden hidden"],
     settings: RcslsSettings,
 ) -> tuple[float, Float[Tensor, "hidden hidden"]]:
-    """Give the loss and its gradient with respect to W.
+    """Return the loss and its gradient with respect to W (Joulin et al., 2018).
 
-    Every term is a product xWy, whose gradient is xᵀy: the neighbors of one side add up to a
-    vector, and all of a pair to 2y − ȳ' and x̄'.
+    Every term is a product xWy with gradient xᵀy, so a pair contributes xᵀ(ȳ' − 2y) + x̄'ᵀy, where
+    ȳ' and x̄' are the means of the neighbors.
     """
     x, y = src[pairs.src], tgt[pairs.tgt]
     mapped = x @ W
@@ -104,7 +105,7 @@ def rcsls_loss_and_gradient(
 def _mean_rows(
     matrix: Float[Tensor, "words hidden"], rows: Int[Tensor, "pairs k"]
 ) -> Float[Tensor, "pairs hidden"]:
-    """Average some rows for each pair, without a copy of all of them."""
+    """Return the mean of some rows for each pair, without copying all of them."""
     return torch.nn.functional.embedding_bag(rows, matrix, mode="mean")
 
 

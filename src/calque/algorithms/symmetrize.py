@@ -1,14 +1,13 @@
-"""Two directions of word links made one: intersection, union, and the grow-diag family.
+"""Symmetrization of word links of two directions, and filters of word links.
 
-Koehn et al., 2003 (Statistical Phrase-Based Translation). The paper leaves the order of the scans
-open, and it matters; here, as in fast_align's atools, candidates are tried by source word, then
-by target word, and each link added counts at once for the candidates after it. Forward and
-backward are both oriented source × target.
+Intersection, union and the grow-diag family are those of Koehn et al., 2003. The paper leaves the
+order of the scans open, and it matters: as in fast_align's atools, candidates are tried by source
+word, then by target word, and each added link counts at once. Forward and backward links are both
+oriented source × target.
 
-Filters of word links on flat arrays: links of equal words, words of many links, pairs of none.
-
-Together, and in this order, what Wu and Dredze (2020) do to the links they train on. The order
-matters: a link between equal words that is gone no longer keeps its words from being one-to-one.
+The filters are those of Wu & Dredze, 2020, in this order: drop links between identical words, keep
+one-to-one links, drop pairs without links. The order matters: a dropped link between identical
+words no longer prevents its words from being one-to-one.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ Rule: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def intersection(forward: Matrix, backward: Matrix) -> Matrix:
-    """Keep the links that both directions agree on."""
+    """Return the links in both directions."""
     return forward & backward
 
 
 def union(forward: Matrix, backward: Matrix) -> Matrix:
-    """Keep the links of either direction."""
+    """Return the links in either direction."""
     return forward | backward
 
 
 def grow_diag(forward: Matrix, backward: Matrix) -> Matrix:
-    """Grow the intersection with links of the union next to it, diagonals included.
+    """Return the intersection, grown by adjacent links of the union.
 
-    A link is added where one of its words has none yet and one of the eight cells around it is
-    linked, until nothing changes.
+    A link of the union is added if one of its words has no link yet and one of the eight cells
+    around it is linked; this is repeated until nothing changes.
 
     >>> forward = torch.tensor([[[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0]]]).bool()
     >>> backward = torch.tensor([[[1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 1]]]).bool()
@@ -64,7 +63,7 @@ def grow_diag(forward: Matrix, backward: Matrix) -> Matrix:
 
 
 def grow_diag_final(forward: Matrix, backward: Matrix) -> Matrix:
-    """Add to grow-diag the forward, then backward links with at least one word not linked yet."""
+    """Return grow-diag plus the forward, then backward links of at least one unlinked word."""
     growth = _Growth.of(forward & backward)
     growth.grow(forward | backward)
     growth.finish(forward, unless=and_)
@@ -73,7 +72,7 @@ def grow_diag_final(forward: Matrix, backward: Matrix) -> Matrix:
 
 
 def grow_diag_final_and(forward: Matrix, backward: Matrix) -> Matrix:
-    """Add to grow-diag the forward, then backward links with neither word linked yet.
+    """Return grow-diag plus the forward, then backward links between two unlinked words.
 
     >>> forward = torch.tensor([[[1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1]]]).bool()
     >>> backward = torch.tensor([[[1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]]]).bool()
@@ -100,10 +99,9 @@ SYMMETRIZATIONS: dict[str, Callable[[Matrix, Matrix], Matrix]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Candidates:
-    """Cells to try, those of one turn side by side: at most one a pair, so none disturbs another.
+    """Cells to try, ordered by turn: the first candidate of every pair, then the second, and so on.
 
-    The order matters within a pair only, so that all pairs of a batch advance together: the first
-    candidate of every pair, then the second, and so on.
+    The order of candidates matters only within a pair, so all pairs of a batch advance together.
     """
 
     cells: Int[Tensor, "3 cells"]  # pair, source word, target word
@@ -111,7 +109,7 @@ class _Candidates:
 
     @classmethod
     def of(cls, matrix: Matrix) -> _Candidates:
-        """List the cells of every pair by source word, then by target word."""
+        """Return the true cells of every pair, ordered by source word, then by target word."""
         cells = torch.stack(matrix.nonzero(as_tuple=True))
         firsts = torch.searchsorted(cells[0], torch.arange(len(matrix), device=cells.device))
         turns = torch.arange(cells.shape[1], device=cells.device) - firsts[cells[0]]
@@ -119,26 +117,26 @@ class _Candidates:
         return cls(cells[:, order], turns)
 
     def keep(self, kept: Bool[Tensor, "cells"]) -> _Candidates:
-        """Leave some cells out; the turns of the others stay."""
+        """Return some of the cells, with their turns unchanged."""
         return _Candidates(self.cells[:, kept], self.turns[kept])
 
     def by_turn(self) -> tuple[Int[Tensor, "3 _"], ...]:
-        """Give the cells of every turn that has any."""
+        """Return the cells of each turn that has any."""
         sizes = [size for size in self.turns.bincount().tolist() if size]
         return torch.split(self.cells, sizes, dim=1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """The links so far, changed in place, and which words have any."""
+    """The links so far, changed in place, and which words are linked."""
 
     src_linked: Bool[Tensor, "pairs src"]
     tgt_linked: Bool[Tensor, "pairs tgt"]
-    bordered: Bool[Tensor, "pairs src+2 tgt+2"]  # the border spares the tests at the edges
+    bordered: Bool[Tensor, "pairs src+2 tgt+2"]  # the border makes checks at the edges unnecessary
 
     @classmethod
     def of(cls, links: Matrix) -> _Growth:
-        """Start from some links."""
+        """Return the state for given links."""
         return cls(links.any(dim=2), links.any(dim=1), F.pad(links, (1, 1, 1, 1)))
 
     @property
@@ -147,7 +145,7 @@ class _Growth:
         return self.bordered[:, 1:-1, 1:-1].contiguous()
 
     def grow(self, matrix: Matrix) -> None:
-        """Add cells beside a link that link a new word, pass after pass until nothing changes."""
+        """Add cells next to a link that link a new word, until nothing changes."""
         candidates = self._list_candidates(matrix, and_)
         while candidates.turns.numel():
             grown = torch.zeros(len(matrix), dtype=torch.bool, device=matrix.device)
@@ -155,12 +153,12 @@ class _Growth:
                 added = self._are_beside_links(cells) & ~self._have_links(cells, and_)
                 self._add(cells[:, added])
                 grown[cells[0]] |= added
-            # Only a change in its own pair can help a candidate, and only one with a new word.
+            # A candidate may succeed later only if its pair changed and a word of it is unlinked.
             helped = grown[candidates.cells[0]] & ~self._have_links(candidates.cells, and_)
             candidates = candidates.keep(helped)
 
     def finish(self, matrix: Matrix, unless: Rule) -> None:
-        """Add cells, wherever they are, unless the one `and_` (`or_`) the other word has a link."""
+        """Add cells anywhere unless one word `and_` (`or_`) the other has a link."""
         for cells in self._list_candidates(matrix, unless).by_turn():
             self._add(cells[:, ~self._have_links(cells, unless)])
 
@@ -173,7 +171,7 @@ class _Growth:
         return rule(self.src_linked[pairs, src], self.tgt_linked[pairs, tgt])
 
     def _are_beside_links(self, cells: Int[Tensor, "3 cells"]) -> Bool[Tensor, "cells"]:
-        # A candidate is no link itself, so the whole 3 × 3 window around it may be looked at.
+        # A candidate is not linked itself, so the whole 3 × 3 window around it can be checked.
         pairs, src, tgt = cells[:, :, None, None]
         window = torch.arange(3, device=cells.device)
         around = self.bordered[pairs, src + window[:, None], tgt + window]
@@ -187,7 +185,7 @@ class _Growth:
 
 
 def mark_identical(links: Links, src: NumberedWords, tgt: NumberedWords) -> Flags:
-    """Mark the links between two words that are the same; both sides share one numbering.
+    """Return which links connect identical words; both sides share one word numbering.
 
     >>> ones = np.ones(2, dtype=np.float32)
     >>> links = Links(np.array([0, 1]), np.array([0, 1]), np.array([1, 0]), ones, 2)
@@ -196,13 +194,13 @@ def mark_identical(links: Links, src: NumberedWords, tgt: NumberedWords) -> Flag
     array([ True, False])
     """
     (src_words, src_starts), (tgt_words, tgt_starts) = src, tgt
-    mine = src_words[src_starts[links.pairs] + links.src]
-    theirs = tgt_words[tgt_starts[links.pairs] + links.tgt]
-    return np.asarray(mine == theirs)
+    src_ids = src_words[src_starts[links.pairs] + links.src]
+    tgt_ids = tgt_words[tgt_starts[links.pairs] + links.tgt]
+    return np.asarray(src_ids == tgt_ids)
 
 
 def mark_one_to_one(links: Links) -> Flags:
-    """Mark the links whose two words have no other link; no link may stand twice.
+    """Return which links are the only link of both their words; links must be unique.
 
     >>> ones = np.ones(3, dtype=np.float32)
     >>> links = Links(np.zeros(3, int), np.array([0, 1, 1]), np.array([0, 1, 2]), ones, 1)
@@ -213,32 +211,34 @@ def mark_one_to_one(links: Links) -> Flags:
 
 
 def mark_linked_pairs(links: Links) -> Flags:
-    """Mark the pairs that have a link."""
+    """Return which pairs have a link."""
     linked = np.zeros(links.n_pairs, dtype=np.bool_)
     linked[links.pairs] = True
     return linked
 
 
 def select_links(links: Links, kept: Flags) -> Links:
-    """Take some links; the pairs stay, though some may have none left."""
+    """Return some of the links; all pairs stay, even those without links."""
     return Links(
         links.pairs[kept], links.src[kept], links.tgt[kept], links.scores[kept], links.n_pairs
     )
 
 
 def keep_pairs(links: Links, kept: Flags) -> Links:
-    """Take the links of some pairs, and number those pairs anew."""
-    taken = select_links(links, kept[links.pairs])
+    """Return the links of some pairs, with the pairs renumbered."""
+    selected = select_links(links, kept[links.pairs])
     numbers = np.cumsum(kept) - 1
-    return Links(numbers[taken.pairs], taken.src, taken.tgt, taken.scores, int(kept.sum()))
+    return Links(
+        numbers[selected.pairs], selected.src, selected.tgt, selected.scores, int(kept.sum())
+    )
 
 
 def _is_single(pairs: IntArray, words: IntArray) -> Flags:
-    """Mark the rows that no other has pair and word in common with."""
+    """Return which rows have a pair and word that no other row has."""
     keys = pairs * (words.max(initial=0) + 1) + words
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
-    alone = np.empty(len(keys), dtype=np.bool_)
-    # No key is −1: the first and the last differ from what stands beyond.
-    alone[order] = (np.diff(ordered, prepend=-1) != 0) & (np.diff(ordered, append=-1) != 0)
-    return alone
+    is_single = np.empty(len(keys), dtype=np.bool_)
+    # −1 is not a key, so the first and the last key differ from the added value.
+    is_single[order] = (np.diff(ordered, prepend=-1) != 0) & (np.diff(ordered, append=-1) != 0)
+    return is_single

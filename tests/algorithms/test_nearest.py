@@ -1,24 +1,25 @@
-"""Nearest words against dense formulas, torch and numbers worked out by hand."""
+"""Nearest neighbors against dense formulas, torch.topk and values computed by hand."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from calque.algorithms import nearest as csls_bounds
-from calque.algorithms import nearest as precision
-from calque.algorithms import nearest as similarity
+from calque.algorithms import nearest
 from calque.algorithms.nearest import (
-    bound_csls,
+    UnitRows,
     compute_hubness,
     csls_nearest_neighbors,
     csls_scores,
-    inverted_softmax_nearest,
+    find_neighbors,
+    log_sum_exp_both_ways,
     merge_topk,
     nearest_neighbors,
+    nearest_neighbors_both_ways,
     normalize_rows,
     topk_in_columns,
     topk_in_rows,
@@ -48,11 +49,11 @@ def dense_csls(src: Tensor, tgt: Tensor, k: int) -> Tensor:
     return scores
 
 
-# The highest scores, found through groups.
+# Top-k through groups.
 
 
 @given(st.integers(1, 30), st.integers(1, 400), st.integers(1, 20), seeds)
-def test_best_are_topks(n_rows: int, n_columns: int, k: int, seed: int) -> None:
+def test_same_values_as_torch_topk(n_rows: int, n_columns: int, k: int, seed: int) -> None:
     scores, k = draw(n_rows, n_columns, seed=seed), min(k, n_columns)
     values, places = topk_in_rows(scores, k)
     torch.testing.assert_close(values, scores.topk(k).values, rtol=0, atol=0)
@@ -62,8 +63,8 @@ def test_best_are_topks(n_rows: int, n_columns: int, k: int, seed: int) -> None:
     torch.testing.assert_close(scores.gather(1, places), values, rtol=0, atol=0)
 
 
-def test_best_is_found_wherever_it_stands() -> None:
-    """Whatever is left over by equal groups must count as well."""
+def test_the_maximum_is_found_in_every_column() -> None:
+    """Including the columns that belong to no group."""
     for n_columns in range(1, 200):
         scores = torch.eye(n_columns)
         assert topk_in_rows(scores, 1)[1][:, 0].tolist() == list(range(n_columns))
@@ -76,7 +77,7 @@ def test_equal_scores_are_found_once_each() -> None:
     assert all(len(set(row)) == 5 for row in places.tolist())
 
 
-def test_minus_infinity_may_be_among_the_best() -> None:
+def test_minus_infinity_may_be_among_the_top_k() -> None:
     scores = torch.full((1, 100), -torch.inf)
     scores[0, 7] = 1.0
     values, places = topk_in_rows(scores, 3)
@@ -85,9 +86,7 @@ def test_minus_infinity_may_be_among_the_best() -> None:
 
 
 @given(st.integers(1, 8), st.lists(st.integers(1, 30), min_size=1, max_size=5), seeds, st.data())
-def test_parts_merged_are_the_whole(
-    n_rows: int, widths: list[int], seed: int, data: st.DataObject
-) -> None:
+def test_merging_blocks(n_rows: int, widths: list[int], seed: int, data: st.DataObject) -> None:
     scores = draw(n_rows, sum(widths), seed=seed)
     k = data.draw(st.integers(1, sum(widths)))
     best, start = None, 0
@@ -101,7 +100,7 @@ def test_parts_merged_are_the_whole(
     assert torch.equal(best[1], expected.indices)
 
 
-def test_merge_keeps_the_best_of_both() -> None:
+def test_merge_by_hand() -> None:
     first = torch.tensor([[0.9, 0.1]]), torch.tensor([[4, 2]])
     second = torch.tensor([[0.5]]), torch.tensor([[7]])
     values, places = merge_topk(first, second, 2)
@@ -113,9 +112,7 @@ def test_merge_keeps_the_best_of_both() -> None:
 
 
 @given(st.integers(1, 20), st.integers(1, 9), st.floats(1e-6, 1e6), seeds)
-def test_rows_of_length_one_keep_their_direction(
-    n_rows: int, hidden: int, scale: float, seed: int
-) -> None:
+def test_unit_rows_keep_their_direction(n_rows: int, hidden: int, scale: float, seed: int) -> None:
     rows = draw(n_rows, hidden, seed=seed).double()
     found = normalize_rows(scale * rows)
     torch.testing.assert_close(found.norm(dim=1), torch.ones(n_rows).double())
@@ -128,7 +125,7 @@ def test_zero_rows_stay_zero() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 90), st.integers(1, 12), st.integers(1, 50), seeds)
-def test_blocks_are_as_good_as_all_at_once(
+def test_blocks_give_the_same_neighbors(
     n_queries: int, n_keys: int, k: int, block: int, seed: int
 ) -> None:
     queries, keys = unit(n_queries, seed=seed), unit(n_keys, seed=seed + 1)
@@ -147,8 +144,8 @@ def test_no_queries() -> None:
 
 
 @pytest.mark.parametrize("k", [0, 6])
-def test_k_must_fit(k: int) -> None:
-    with pytest.raises(InputError, match=f"k={k}, of 5 words .choose k from 1 to 5"):
+def test_invalid_k(k: int) -> None:
+    with pytest.raises(InputError, match=f"k is {k}, but there are 5 vectors .* 1 to 5"):
         nearest_neighbors(unit(3), unit(5), k)
 
 
@@ -156,7 +153,7 @@ def test_k_must_fit(k: int) -> None:
 
 
 def test_csls_by_hand() -> None:
-    """The hub, nearest to both queries, loses one of them to a word that only it is near to."""
+    """The hub is nearest to both queries; CSLS gives one of them to another word."""
     similar = torch.tensor([[0.9, 0.8, 0.1], [0.7, 0.2, 0.3]])
     # k = 1: r(x) = 0.9, 0.7; r(y) = 0.9, 0.8, 0.3.
     expected = torch.tensor([[0.0, -0.1, -1.0], [-0.2, -1.1, -0.4]])
@@ -188,7 +185,7 @@ def test_csls_is_the_dense_formula(n_src: int, n_tgt: int, k: int, seed: int) ->
 
 
 @given(st.integers(5, 60), st.integers(20, 300), st.integers(1, 8), st.booleans(), seeds)
-def test_bounds_miss_nothing(
+def test_csls_neighbors_are_those_of_the_dense_scores(
     n_queries: int, n_keys: int, k: int, order_only: bool, seed: int
 ) -> None:
     queries, keys = unit(n_queries, seed=seed), unit(n_keys, seed=seed + 1)
@@ -200,31 +197,8 @@ def test_bounds_miss_nothing(
     torch.testing.assert_close(expected.gather(1, places), scores, atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bounds_hold_in_low_precision(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    for module in (precision, csls_bounds):
-        monkeypatch.setattr(module, "fast_dtype", lambda tensor: dtype)
-    centers, noise = unit(12, 20), draw(2000, 20, seed=1)
-    keys = normalize_rows(centers.repeat_interleave(2000 // 12 + 1, 0)[:2000] + 0.02 * noise)
-    queries = normalize_rows(keys[::20] + 0.01 * draw(100, 20, seed=2))
-    exact = queries @ keys.T
-    hubness = compute_hubness(keys, queries, 10)
-    bounds = bound_csls(queries, keys, 10)
-    n_groups = bounds.scores.shape[1]
-    groups = torch.arange(len(keys)) % n_groups
-    ceilings = bounds.scores[:, groups] + 3 * bounds.slack
-    assert bool((bounds.floors - bounds.slack <= hubness).all())
-    assert bool((ceilings >= 2 * exact - hubness).all())
-    assert bounds.similarities is not None
-    assert bool((bounds.similarities[:, groups] + bounds.slack >= exact).all())
-    scores, places = csls_nearest_neighbors(queries, keys, 10, 3)
-    expected = csls_scores(exact, 10)
-    torch.testing.assert_close(scores, expected.topk(3).values, atol=2e-6, rtol=0)
-    torch.testing.assert_close(expected.gather(1, places), scores, atol=2e-6, rtol=0)
-
-
-def test_many_queries_take_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(similarity, "CSLS_BLOCK", 16)
+def test_csls_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nearest, "CSLS_BLOCK_SCORES", 70 * 17)
     queries, keys = unit(70), unit(200, seed=1)
     expected = csls_scores(queries @ keys.T, 10).topk(2)
     scores, places = csls_nearest_neighbors(queries, keys, 10, 2)
@@ -232,44 +206,117 @@ def test_many_queries_take_several_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     assert places.tolist() == expected.indices.tolist()
 
 
-def test_the_neighborhood_may_be_larger_than_the_queries() -> None:
+def test_hubness_from_more_words_than_the_queries() -> None:
     sources, keys = unit(80), unit(150, seed=1)
     all_scores = csls_scores(sources @ keys.T, 10)
-    scores, places = csls_nearest_neighbors(sources[20:25], keys, 10, 4, sources=sources, block=32)
+    scores, places = csls_nearest_neighbors(sources[20:25], keys, 10, 4, sources=sources)
     torch.testing.assert_close(scores, all_scores[20:25].topk(4).values)
     assert places.tolist() == all_scores[20:25].topk(4).indices.tolist()
 
 
-# Inverted softmax.
+# Both directions.
 
 
-@given(st.integers(1, 20), st.integers(1, 40), st.integers(1, 9), seeds)
-def test_inverted_softmax_is_the_dense_formula(
-    n_queries: int, n_keys: int, block: int, seed: int
+def draw_sides(n_src: int, n_tgt: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    src = torch.randn(n_src, 6, generator=generator, dtype=torch.float64)
+    return src, torch.randn(n_tgt, 6, generator=generator, dtype=torch.float64)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 60), st.integers(0, 9), st.data())
+def test_both_ways_against_all_scores(
+    n_src: int, n_tgt: int, block: int, seed: int, data: st.DataObject
 ) -> None:
-    queries, keys = unit(n_queries, seed=seed), unit(n_keys, seed=seed + 1)
-    expected = (queries @ keys.T / 0.1).log_softmax(dim=0)
-    k = min(3, n_keys)
-    scores, places = inverted_softmax_nearest(queries, keys, k, temperature=0.1, block=block)
-    torch.testing.assert_close(scores, expected.topk(k).values, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(expected.gather(1, places), scores, atol=1e-5, rtol=1e-5)
+    src, tgt = draw_sides(n_src, n_tgt, seed)
+    k_src = data.draw(st.integers(1, min(3, n_tgt)) | st.integers(1, n_tgt))
+    k_tgt = data.draw(st.integers(0, min(3, n_src)) | st.integers(0, n_src))
+    penalties = torch.linspace(-1, 2, n_src).double(), torch.linspace(1, -1, n_tgt).double()
+    n_done: list[int] = []
+    forward, backward = nearest_neighbors_both_ways(
+        src,
+        tgt,
+        k_src,
+        k_tgt,
+        scale=1.5,
+        src_penalties=penalties[0],
+        tgt_penalties=penalties[1],
+        block=block,
+        on_rows=n_done.append,
+    )
+    scores = 1.5 * src.numpy() @ tgt.numpy().T
+    by_src, by_tgt = scores - penalties[1].numpy(), scores.T - penalties[0].numpy()
+    for (values, places), expected, k in ((forward, by_src, k_src), (backward, by_tgt, k_tgt)):
+        assert values.shape == places.shape == (len(expected), k)
+        np.testing.assert_allclose(values.numpy(), -np.sort(-expected)[:, :k], atol=1e-12)
+        np.testing.assert_array_equal(places.numpy(), np.argsort(-expected)[:, :k])
+    assert sum(n_done) == n_src
 
 
-def test_inverted_softmax_over_more_sources() -> None:
-    sources, keys = unit(30), unit(20, seed=1)
-    expected = (sources @ keys.T * 30).log_softmax(dim=0)[:4].topk(2)
-    scores, places = inverted_softmax_nearest(sources[:4], keys, 2, sources=sources)
-    torch.testing.assert_close(scores, expected.values, atol=1e-5, rtol=1e-5)
-    assert places.tolist() == expected.indices.tolist()
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 40))
+def test_log_sum_exp(n_src: int, n_tgt: int, block: int) -> None:
+    src, tgt = draw_sides(n_src, n_tgt, 1)
+    n_done: list[int] = []
+    rows, columns = log_sum_exp_both_ways(src, tgt, 30.0, block=block, on_rows=n_done.append)
+    scores = 30 * src @ tgt.mT
+    torch.testing.assert_close(rows, scores.logsumexp(1))
+    torch.testing.assert_close(columns, scores.logsumexp(0))
+    assert sum(n_done) == n_src
 
 
-# Low precision where it is fast.
+def test_more_neighbors_than_vectors() -> None:
+    src, tgt = draw_sides(3, 4, 0)
+    with pytest.raises(InputError, match=r"k is 5, .* 4 vectors \(choose k from 1 to 4\)"):
+        nearest_neighbors_both_ways(src, tgt, 5)
+    with pytest.raises(InputError, match="k is 4, but there are 3 vectors"):
+        nearest_neighbors_both_ways(src, tgt, 1, 4)
+
+
+# Low precision.
 
 
 def test_low_precision_only_where_the_hardware_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "_cpu_has_it", lambda: True)
-    assert precision.fast_dtype(torch.ones(1)) == torch.bfloat16
-    assert precision.fast_dtype(torch.ones(1, dtype=torch.float64)) == torch.float64
-    assert precision.fast_dtype(torch.ones(1, device="meta")) == torch.float32
-    monkeypatch.setattr(precision, "_cpu_has_it", lambda: False)
-    assert precision.fast_dtype(torch.ones(1)) == torch.float32
+    monkeypatch.setattr(nearest, "_cpu_has_bfloat16", lambda: True)
+    assert nearest.fast_dtype(torch.ones(1)) == torch.bfloat16
+    assert nearest.fast_dtype(torch.ones(1, dtype=torch.float64)) == torch.float64
+    assert nearest.fast_dtype(torch.ones(1, device="meta")) == torch.float32
+    monkeypatch.setattr(nearest, "_cpu_has_bfloat16", lambda: False)
+    assert nearest.fast_dtype(torch.ones(1)) == torch.float32
+
+
+# Sentences: exact search and FAISS.
+
+
+def test_neighbors_of_some_rows_of_an_array_on_disk(tmp_path: object) -> None:
+    src, tgt = draw(50, 8).numpy(), draw(30, 8, seed=1).numpy()
+    np.save(f"{tmp_path}/src.npy", src.astype(np.float16))
+    mapped = np.load(f"{tmp_path}/src.npy", mmap_mode="r")
+    rows = np.arange(0, 50, 3)
+    n_done: list[int] = []
+    near = find_neighbors(UnitRows(mapped, rows), UnitRows(tgt), 4, on_rows=n_done.append)
+    left, right = (
+        torch.from_numpy(np.array(side, dtype=np.float64)) for side in (mapped[rows], tgt)
+    )
+    cosines = normalize_rows(left) @ normalize_rows(right).T
+    assert np.array_equal(near.src_indices, cosines.topk(4, dim=1).indices.numpy())
+    assert np.array_equal(near.tgt_indices, cosines.topk(4, dim=0).indices.T.numpy())
+    assert sum(n_done) == len(rows) + 30
+
+
+def test_exact_faiss_indexes_agree() -> None:
+    pytest.importorskip("faiss")
+    src, tgt = draw(300, 16).numpy(), draw(200, 16, seed=1).numpy()
+    exact = find_neighbors(UnitRows(src), UnitRows(tgt), 4)
+    for index in ("Flat", "IVF4,Flat"):
+        found = find_neighbors(UnitRows(src), UnitRows(tgt), 4, index=index, probes=4)
+        assert np.array_equal(found.src_indices, exact.src_indices)
+        assert np.array_equal(found.tgt_indices, exact.tgt_indices)
+        np.testing.assert_allclose(found.src_cosines, exact.src_cosines, atol=1e-5)
+
+
+def test_invalid_choices() -> None:
+    pytest.importorskip("faiss")
+    src, tgt = draw(6, 8).numpy(), draw(5, 8, seed=1).numpy()
+    with pytest.raises(InputError, match="k is 6, but there are 6 and 5"):
+        find_neighbors(UnitRows(src), UnitRows(tgt), 6)
+    with pytest.raises(InputError, match="FAISS has no index 'Nonsense'"):
+        find_neighbors(UnitRows(src), UnitRows(tgt), 2, index="Nonsense")
