@@ -10,30 +10,28 @@ import pytest
 
 import calque
 from calque.cli import run
-from calque.cli.alignment_commands import find_translations, read_pairs
-from calque.cli.console_tables import color_links, group_words
+from calque.cli.alignment_commands import find_translations, read_demo_rows
+from calque.cli.alignment_tables import color_links, group_words
 
 
-def test_bundled_pairs() -> None:
-    pairs = read_pairs()
-    assert set(Counter(language for language, _, _ in pairs).values()) == {25}
-    assert len({english for _, english, _ in pairs}) == len(pairs) == 200
-    assert all(part.strip() == part and part for pair in pairs for part in pair)
+def test_demo_rows() -> None:
+    rows = read_demo_rows()
+    assert set(Counter(language for language, _, _ in rows).values()) == {25}
+    assert len({english for _, english, _ in rows}) == len(rows) == 200
+    assert all(part.strip() == part and part for row in rows for part in row)
 
 
-def test_findings_are_nearest_neighbours(tiny_folder: Path) -> None:
+def test_translations_are_nearest_neighbors(tiny_folder: Path) -> None:
     model = calque.load(tiny_folder)
-    pairs = [[language, english, english] for language, english, _ in read_pairs()]
-    assert np.mean([f.is_right for f in find_translations(model, pairs)]) > 0.9
-    wrong = [[language, english, "?"] for language, english, _ in pairs[:4]]
-    findings = find_translations(model, wrong)
-    assert [f.english for f in findings] == [english for _, english, _ in pairs[:4]]
-    assert sum(f.is_right for f in findings) <= 1
+    rows = [(language, english, english) for language, english, _ in read_demo_rows()]
+    english = [row[1] for row in rows]
+    assert np.mean(np.array(find_translations(model, rows)) == english) > 0.9
 
 
 def test_the_embedded_model_finds_translations() -> None:
-    findings = find_translations(calque.load(device="cpu"), read_pairs())
-    assert np.mean([finding.is_right for finding in findings]) > 0.3
+    rows = read_demo_rows()
+    found = find_translations(calque.load(device="cpu"), rows)
+    assert np.mean([best == row[1] for best, row in zip(found, rows, strict=True)]) > 0.3
 
 
 def test_output(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +48,7 @@ def test_output(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(shown.splitlines()) < few
 
 
-def test_linked_words_are_grouped_through_each_other() -> None:
+def test_indirectly_linked_words_are_one_group() -> None:
     # 0-0, 0-1 and 2-1 are one group; word 1 has no link; 3-2 is a group of its own.
     assert group_words(4, 3, [(3, 2), (0, 0), (2, 1), (0, 1)]) == ([0, None, 0, 1], [0, 0, 1])
 

@@ -14,6 +14,7 @@ import pytest
 
 from calque.cli import run
 from calque.io.links import read_links
+from calque.word_alignment.protocol import AlignWarning
 
 DATA = Path(__file__).parents[1] / "data"
 GOLD = DATA / "gold"
@@ -45,7 +46,7 @@ def words_in(path: str) -> list[tuple[list[str], list[str]]]:
 
 
 def check_filtered(folder: str, name: str) -> None:
-    """Expect links as the paper wants them: between different words, one-to-one, in each pair."""
+    """Check that links are between different words and one-to-one, and that each pair has some."""
     pairs, links = words_in(f"{folder}/{name}.text"), links_in(f"{folder}/{name}.links")
     assert len(pairs) == len(links) > 0
     for (src, tgt), found in zip(pairs, links, strict=True):
@@ -144,12 +145,12 @@ def test_many_bitexts_with_links(capsys: pytest.CaptureFixture[str]) -> None:
     Path("2").write_text("0-1 1-0\n0-0\n")
     Path("en-it.tsv").write_text("a b\tc d\tgood\nx\ty\tbad\n")
     command = ["links", "en-fr.txt.gz", "en-it.tsv", "--links", "1", "--links", "2", "-o", "linked"]
-    assert run([*command, "--exclude-tags", "bad,worse"]) == 0
+    with pytest.warns(AlignWarning, match="no pair has the tag 'worse'; .* are: good, bad$"):
+        assert run([*command, "--exclude-tags", "bad,worse"]) == 0
     assert Path("linked/en-fr.links").read_text() == "0-0 1-1\n"
     assert Path("linked/en-it.text").read_text() == "a b ||| c d\n"
     assert Path("linked/en-it.links").read_text() == "0-1 1-0\n"
     captured = capsys.readouterr()
-    assert "no pair has the tag 'worse'; tags there are: good, bad" in captured.err
     assert "linked: 2 bitexts, 2 of 4 pairs, 4 links, report.json" in captured.err
     assert "by bitext" in captured.out
     assert run(["links", "news.en", "news.de", "--links", "1", "-o", "linked"]) == 0
@@ -163,9 +164,13 @@ def test_bad_lines_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     fails(command, "en-fr.tsv, line 2: no tab", capsys)
     for read in ("en-fr.tsv", "1"):
         fails([*command, "--skip-bad", read], f"{read}: both read and written", capsys)
-    fails([*command, "--skip-bad", "linked"], "linked: both -o and --skip-bad", capsys)
+    fails(
+        [*command, "--skip-bad", "linked"],
+        "linked: the same path is given for -o and --skip-bad",
+        capsys,
+    )
     for name in ("report.json", "en-fr.text"):
-        problem = f"{name}: both -o and --skip-bad (name another file)"
+        problem = f"{name}: the same path is given for -o and --skip-bad"
         fails([*command[:-1], ".", "--skip-bad", name], problem, capsys)
     assert run(["links", *command, "--skip-bad", "bad"]) == 0
     assert Path("linked/en-fr.text").read_text() == "a ||| b\nd ||| e\n"
@@ -173,7 +178,7 @@ def test_bad_lines_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> None:
         ["en-fr.tsv", "2"],
         ["en-fr.tsv", "3"],
     ]
-    assert "bad lines" in capsys.readouterr().out
+    assert "invalid lines" in capsys.readouterr().out
 
 
 @needs_fast_align
@@ -210,30 +215,29 @@ def test_a_recipe_reads_what_is_written(
             "absent.en-de.tsv: no such file",
             marks=needs_fast_align,
         ),
-        (["en-de.tsv", "-o", "en-de.tsv"], "en-de.tsv: a file (name a folder)"),
+        (["en-de.tsv", "-o", "en-de.tsv"], "en-de.tsv: this is a file (name a folder)"),
         (["en-de.tsv", "-o", "x", "--aligner", "giza"], "--aligner giza does not exist"),
-        (["en-de.tsv", "-o", "x", "--split", "bpe"], "--split bpe does not exist"),
-        (["en-de.tsv", "-o", "x", "--input", "xml"], "--input xml does not exist"),
+        (["en-de.tsv", "-o", "x", "--input-format", "xml"], "--input-format xml does not exist"),
         (["en-de.tsv", "-o", "x", "--symmetrize", "some"], "--symmetrize some does not exist"),
         (["en-de.tsv", "-o", "x", "--languages", "english"], "'english' does not name two"),
-        (["en-de.tsv", "-o", "x", "--model", "m"], "--model without an encoder"),
+        (["en-de.tsv", "-o", "x", "--model", "m"], "--model needs an encoder"),
         (
             ["en-de.tsv", "-o", "x", "--links", "l", "--aligner", "eflomal"],
-            "--aligner with --links",
+            "--aligner cannot be used with --links",
         ),
         (["en-de.tsv", "-o", "x", "--links", "l"], "l: no such file"),
         (
             ["en-de.tsv", "-o", "x", "--links", "l", "--links", "m"],
-            "2 files of links for 1 bitexts",
+            "there are 2 files of links for 1 bitexts",
         ),
         (["en-th.tsv", "-o", "x"], "en-th.tsv: Thai puts no spaces between words"),
         (
             ["en-de.tsv", "-o", "x", "--symmetrize", "union"],
-            "fast-align's library knows grow-diag-final-and only",
+            "fast-align supports only grow-diag-final-and",
         ),
         (
             ["en-de.tsv", "-o", "x", "--symmetrize", "union", "--aligner", "neural"],
-            "--symmetrize with --aligner neural",
+            "--symmetrize cannot be used with --aligner neural",
         ),
     ],
 )
@@ -251,9 +255,10 @@ def test_a_folder_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_tags_may_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     Path("1").write_text("\n" * 29)
-    assert run(["links", "en-de.tsv", "--links", "1", "-o", "x", "--include-tags", "nope"]) == 2
-    note, error = capsys.readouterr().err.splitlines()
-    assert note == "no pair has the tag 'nope'; tags there are: tatoeba"
+    command = ["en-de.tsv", "--links", "1", "-o", "x", "--include-tags", "nope"]
+    with pytest.warns(AlignWarning, match="no pair has the tag 'nope'"):
+        assert run(["links", *command]) == 2
+    error = capsys.readouterr().err
     assert "none of its 29 pairs can be linked (0 have an empty side, 29 other tags" in error
     assert not Path("x").exists()
 
@@ -264,7 +269,7 @@ def test_a_second_run_needs_to_be_told(capsys: pytest.CaptureFixture[str]) -> No
     command = ["links", "en-fr.tsv", "--links", "1", "-o", "linked"]
     assert run(command) == 0
     capsys.readouterr()
-    fails(command[1:], "linked/en-fr.text: exists (add --overwrite", capsys)
+    fails(command[1:], "linked/en-fr.text: the file exists (add --overwrite", capsys)
     assert run([*command, "--overwrite"]) == 0
 
 
