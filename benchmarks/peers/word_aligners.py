@@ -1,6 +1,6 @@
-"""Other word aligners as functions from pairs to a run, each as its own users would call it.
+"""Other word aligners, each called as its own users would call it.
 
-They are imported when they are made: an ImportError says what is not installed.
+A package is imported only when its function is called; an ImportError names a missing package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Way = Callable[[Sequence[Pair]], Run]
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured: a model folder at a layer, on a device, with room for files."""
+    """What is measured: a model folder, its layer, the device, and a folder for files."""
 
     folder: Path
     layer: int
@@ -36,10 +36,10 @@ class Job:
 
 
 def simalign_way(job: Job) -> Way:
-    """Align pair by pair, as its interface does: both sides make one padded batch, all layers."""
+    """Align pair by pair, as its interface does: both sides in one padded batch, all layers."""
     import simalign
 
-    logging.getLogger("simalign.simalign").setLevel(logging.WARNING)  # importing it lowered that
+    logging.getLogger("simalign.simalign").setLevel(logging.WARNING)  # its import changes the level
     aligner = simalign.SentenceAligner(
         str(job.folder),
         token_type="bpe",
@@ -47,20 +47,20 @@ def simalign_way(job: Job) -> Way:
         device=job.device,
         layer=job.layer,
     )
-    aligner.embed_loader.emb_model.float()  # a folder may hold half precision, slow on a CPU
+    aligner.embed_loader.emb_model.float()  # half precision would be slow on a CPU
     return lambda pairs: lambda: [aligner.get_word_aligns(src, tgt) for src, tgt in pairs]
 
 
 def awesome_way(job: Job) -> Way:
     """Run its program's alignment of a file, in batches of 32 in the order of the input."""
-    stand_in_for_downloads()
+    replace_download_clients()
     from awesome_align import modeling, run_align
     from awesome_align.tokenization_bert import BertTokenizer
 
     vocabulary, model = write_as_bert(job)
     tokenizer = BertTokenizer(str(vocabulary), do_lower_case=False, max_len=512)
-    for mark in ("pad", "cls", "sep"):
-        setattr(modeling, f"{mark.upper()}_ID", getattr(tokenizer, f"{mark}_token_id"))
+    for name in ("pad", "cls", "sep"):
+        setattr(modeling, f"{name.upper()}_ID", getattr(tokenizer, f"{name}_token_id"))
 
     def prepare(pairs: Sequence[Pair]) -> Run:
         settings = argparse.Namespace(
@@ -80,8 +80,8 @@ def awesome_way(job: Job) -> Way:
     return prepare
 
 
-def stand_in_for_downloads() -> None:
-    """Let awesome-align be imported without the clients of the storage it no longer needs."""
+def replace_download_clients() -> None:
+    """Make awesome-align importable without the download clients that it no longer needs."""
     missing = {
         "boto3": {},
         "requests": {},
@@ -99,24 +99,24 @@ def stand_in_for_downloads() -> None:
 
 
 def write_as_bert(job: Job) -> tuple[Path, Any]:
-    """Turn the model into the BERT that awesome-align reads: WordPieces, positions from 0.
+    """Convert the model into a BERT for awesome-align: WordPieces, positions from 0.
 
-    Subwords keep their numbers and so their vectors; a word may be split otherwise.
+    Subwords keep their ids and so their vectors; words may be split differently.
     """
     from awesome_align.configuration_bert import BertConfig
     from awesome_align.modeling import BertForMaskedLM
 
     encoder = Encoder.load(job.folder)
     if not encoder.can_fuse:
-        raise ValueError("not a model of the BERT kind")
+        raise ValueError("the model is not similar to BERT")
     config = encoder.model.config
     model = BertForMaskedLM(BertConfig(vocab_size_or_config_json_file=None, **shape_of(config)))
     body = encoder.family.get_body(encoder.model).state_dict()
-    places = "embeddings.position_embeddings.weight"
-    body[places] = body[places][len(body[places]) - encoder.max_tokens :]
+    positions = "embeddings.position_embeddings.weight"
+    body[positions] = body[positions][len(body[positions]) - encoder.max_tokens :]
     missing = model.bert.load_state_dict(body, strict=False).missing_keys
     if any("encoder" in name or "embeddings.w" in name for name in missing):
-        raise ValueError(f"its weights do not fit: {missing[0]}")
+        raise ValueError(f"the weights do not fit: {missing[0]}")
     path = job.scratch / "vocab.txt"
     lines = map(as_word_piece, list_pieces(encoder.tokenizer, config.vocab_size))
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
@@ -134,27 +134,27 @@ def shape_of(config: Any) -> dict[str, Any]:
 
 
 def list_pieces(tokenizer: Any, size: int) -> list[str]:
-    """List the vocabulary in the order of its numbers, special tokens by BERT's names."""
+    """Return the vocabulary in the order of ids, with BERT's names of special tokens."""
     pieces = [f"[unused{number}]" for number in range(size)]
     for piece, number in tokenizer.get_vocab().items():
         pieces[number] = piece
-    marks = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-    for mark, name in marks.items():
-        number = getattr(tokenizer, f"{mark}_token_id")
+    special = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    for kind, name in special.items():
+        number = getattr(tokenizer, f"{kind}_token_id")
         if number is not None:
             pieces[number] = name
     return pieces
 
 
 def as_word_piece(piece: str) -> str:
-    """Write a subword as WordPiece does: `▁Haus` as `Haus`, `tür` as `##tür`."""
+    """Return a subword in the notation of WordPiece: `Haus` for `▁Haus`, `##tür` for `tür`."""
     if piece.startswith(("[", "##")):
         return piece
     return piece[1:] or piece if piece.startswith("▁") else f"##{piece}"
 
 
 def eflomal_way(job: Job) -> Way:
-    """Train on the pairs, which gives their links in both directions."""
+    """Train on the pairs, which gives links in both directions."""
     import eflomal
 
     links = [str(job.scratch / name) for name in ("eflomal.forward", "eflomal.backward")]

@@ -234,10 +234,10 @@ def test_a_closed_pipe_is_quiet(text: bytes) -> None:
         (["-", "--resume", "-o", "out"], "a pipe cannot be resumed"),
         (["good", "--sweep"], "--sweep needs gold links"),
         (["good", "--sweep", "--gold", "good", "-o", "x"], "--sweep writes no files"),
-        (["good", "--gold", "good"], "good, line 1: 'a' is no link"),
-        (["good", "--gold", "short"], "short, line 1: 'one' is no link"),
+        (["good", "--gold", "good"], "good, line 1: 'a' is not a link"),
+        (["good", "--gold", "short"], "short, line 1: 'one' is not a link"),
         (["good", "--gold", "few"], "few: the file has 1 lines, but good has 4 pairs"),
-        (["good", "--gold", "far", "-o", "out"], "far, line 2: a link between words 7 and 0"),
+        (["good", "--gold", "far", "-o", "out"], "far, line 2: the link 7-0"),
         (["good", "--gold", "few", "--gold-from-one"], "few, line 1: '0-0', but words"),
         (
             ["good", "--gold", "far", "-o", "out", "--resume"],

@@ -385,7 +385,7 @@ def test_a_foreign_report_is_not_replaced(content: str) -> None:
             "0-0\n0-1\n",
             "given, line 2: .*words 0 and 1.*check --tokenized",
         ),
-        ("a\tb\n", "0p0\n", "given, line 1: '0p0' is no link"),
+        ("a\tb\n", "0p0\n", "given, line 1: '0p0' is not a link"),
         ("a\tb\nc d\n", "0-0\n0-0\n", "en-de.tsv, line 2: no tab"),
         ("", "", "en-de.tsv: the file has no sentence pairs"),
         ("\tb\n", "0-0\n", "none of its 1 pairs can be linked"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -225,7 +226,7 @@ def align(
     started = time.perf_counter()
     is_stdout = (output is None and gold is None) or str(output) == "-"
     try:
-        with progress_bar() as progress:
+        with progress_bar() if sys.stderr.isatty() else nullcontext() as progress:
             result = align_file(
                 file,
                 tgt,
@@ -257,7 +258,7 @@ def align(
                 resume=resume,
                 batch_tokens=batch_tokens,
                 device=device,
-                progress=progress if sys.stderr.isatty() else None,
+                progress=progress,
             )
     except StoppedByMainProcess:
         raise typer.Exit(2) from None

@@ -37,7 +37,7 @@ from calque.io.resumable import (
     partial_folder,
     read_run_settings,
 )
-from calque.io.segmentation import get_word_splitter, parse_language_pair, split_on_spaces
+from calque.io.segmentation import SPACED_WORD, get_word_splitter, parse_language_pair
 from calque.io.shards import Shard, join_shard_group
 from calque.types import SentencePair
 from calque.word_alignment import build
@@ -180,7 +180,7 @@ def align_file(
         encode,
         batch_tokens,
         device,
-        tuple(map(os.fspath, more)),
+        tuple(os.fspath(path) for path in more),
         _path(save),
         _path(load),
         symmetrize,
@@ -210,7 +210,9 @@ def align_file(
     if sweep:
         return _sweep(job, options, split, gold, gold_from_one, writes=output is not None)
     with join_shard_group() as shard:
-        inputs = [*map(os.fspath, job.paths), *options.bitext, *([os.fspath(gold)] if gold else [])]
+        inputs = [
+            os.fspath(path) for path in (*job.paths, *options.bitext, gold) if path is not None
+        ]
         shard.run_on_main(
             lambda: job.check(
                 shard, inputs, is_trained=options.is_trained, is_scored=gold is not None
@@ -367,8 +369,9 @@ def cut_blocks(
 def build_splitter(languages: tuple[str, str] | None) -> SplitPair:
     """Return a function that splits pairs into words: by language, or at spaces if None."""
     if languages is None:
-        return lambda pair: (split_on_spaces(pair.src), split_on_spaces(pair.tgt))
-    src, tgt = map(get_word_splitter, languages)
+        src = tgt = SPACED_WORD.findall
+    else:
+        src, tgt = map(get_word_splitter, languages)
     return lambda pair: (src(pair.src), tgt(pair.tgt))
 
 

@@ -262,8 +262,8 @@ def link_bitext(
         leave_out=leave_out,
     )
     if skip_bad is not None:
-        inputs = [os.fspath(path) for source in sources for path in source.paths]
-        check_skip_list(Path(skip_bad), [*inputs, *map(os.fspath, given)])
+        paths = [*(path for source in sources for path in source.paths), *given]
+        check_skip_list(Path(skip_bad), [os.fspath(path) for path in paths])
     rules = LinkRules(
         None if include_tags is None else tuple(include_tags),
         tuple(exclude_tags),
@@ -465,15 +465,16 @@ def find_bitexts(
     if links and len(links) != len(groups):
         problem = f"there are {len(links)} files of links for {len(groups)} bitexts"
         raise InputError(problem, fix="pass one file of links per bitext, in the same order")
+    given: Sequence[PathLike | None] = links or [None] * len(groups)
     sources = [
         BitextSource(
             group,
             languages or infer_languages(group),
             bool(links) if tokenized is None else tokenized,
             "moses" if len(group) == 2 else format,
-            given,
+            links_file,
         )
-        for group, given in zip(groups, links or [None] * len(groups), strict=True)
+        for group, links_file in zip(groups, given, strict=True)
     ]
     sources = [source for source in sources if not {*leave_out} & {*(source.languages or ())}]
     if not sources:

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from calque.algorithms.matching import itermax, max_weight_matching, mutual_argmax
-from calque.algorithms.transport import exponential_log_kernel, log_sinkhorn
+from calque.algorithms.transport import log_sinkhorn
 from calque.errors import InputError, check_choice
 from calque.models.inference import BATCH_TOKENS, check_maps, device_of, run_batches
 from calque.models.pooling import pool_words
@@ -253,7 +253,7 @@ def link_words(
     either side. The method "ot" applies itermax to the transport plan of a few Sinkhorn
     iterations between uniform masses of the words.
     """
-    log_kernel = exponential_log_kernel(similarity, valid, settings.sharpness)
+    log_kernel = torch.where(valid, settings.sharpness * similarity, -torch.inf)
     if evidence is not None:
         log_kernel = log_kernel + evidence
         similarity = (log_kernel / settings.sharpness).clamp(min=-1.0)

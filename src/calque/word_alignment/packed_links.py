@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from calque.algorithms.symmetrize import SYMMETRIZATIONS
+from calque.io.links import parse_links
 from calque.io.outputs import read_array
 from calque.types import Links
 from calque.word_alignment.numbered_text import SplitPairs, to_offsets
@@ -119,7 +120,14 @@ class FoundLinks:
 
 def read_pharaoh(path: Path) -> PackedLinks:
     """Read the `i-j` links that an aligner wrote, one line per pair, a large chunk at a time."""
-    return PackedLinks.of(map(_parse_pharaoh, _read_whole_lines(path)))
+
+    def parse(text: bytes) -> tuple[IntArray, IntArray]:
+        lines = text.decode("ascii").removesuffix("\n").split("\n")
+        found = parse_links(lines, path)
+        ends = np.stack([found.src, found.tgt], axis=1).ravel()
+        return ends, np.bincount(found.lines, minlength=len(lines))
+
+    return PackedLinks.of(map(parse, _read_whole_lines(path)))
 
 
 def symmetrize_links(forward: Links, backward: Links, method: str) -> Links:
@@ -171,16 +179,6 @@ def _symmetrize_batch(
     found = cells.numpy()
     found[:, 0] = pairs[found[:, 0]]
     return found, scores.numpy()
-
-
-def _parse_pharaoh(text: bytes) -> tuple[IntArray, IntArray]:
-    """Return the links of some lines, and the number of links of every line."""
-    codes = np.frombuffer(text, dtype=np.uint8)
-    dashes, line_ends = (np.flatnonzero(codes == ord(sign)) for sign in "-\n")
-    # In a text that consists of line ends alone NumPy would find a number.
-    numbers = text.replace(b"-", b" ") if len(dashes) else b""
-    links = np.fromstring(numbers, dtype=np.int64, sep=" ")
-    return links, np.diff(np.searchsorted(dashes, line_ends), prepend=0)
 
 
 def _read_whole_lines(path: Path) -> Iterator[bytes]:
