@@ -1,4 +1,4 @@
-"""Links in and out: what is written is read again, and bad links are named."""
+"""Links: round trips, gold links, and errors that name the file and the line."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from calque.io.links import (
     build_links,
     format_links,
     format_pharaoh,
+    parse_links,
     read_gold,
     read_links,
     select_pairs,
@@ -75,7 +76,7 @@ def test_an_unknown_format_is_an_error() -> None:
 
 
 @given(st.lists(st.sets(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=9)))
-def test_what_is_written_is_read(
+def test_round_trip(
     tmp_path_factory: pytest.TempPathFactory, sets: list[set[tuple[int, int]]]
 ) -> None:
     rows = [(number, i, j) for number, pairs in enumerate(sets) for i, j in sorted(pairs)]
@@ -89,7 +90,7 @@ def test_what_is_written_is_read(
     assert found.to_lists() == [sorted(pairs) for pairs in sets]
 
 
-def test_links_come_in_order_whatever_the_file_says(tmp_path: Path) -> None:
+def test_links_are_sorted(tmp_path: Path) -> None:
     (tmp_path / "l").write_text("1-1:0.25 0-5 0-0:0.5\n\n2-0\n")
     links = read_links(tmp_path / "l")
     assert triples(links) == [(0, 0, 0), (0, 0, 5), (0, 1, 1), (2, 2, 0)]
@@ -109,7 +110,7 @@ def test_gold_of_wpt_2003() -> None:
     assert len(gold.possible.src) == text.count("-") + text.count("p")
 
 
-def test_kinds_of_gold_links(tmp_path: Path) -> None:
+def test_sure_and_possible_links(tmp_path: Path) -> None:
     (tmp_path / "g").write_text("1-1 1-2:0.9 2p1:x 2?2 1-1 1p1\n\n")
     gold = read_gold(tmp_path / "g", from_one=True)
     assert triples(gold.sure) == [(0, 0, 0), (0, 0, 1)]
@@ -117,7 +118,7 @@ def test_kinds_of_gold_links(tmp_path: Path) -> None:
     assert gold.n_pairs == 2
 
 
-def test_selecting_pairs() -> None:
+def test_select_pairs() -> None:
     part = select_pairs(LINKS, 1, 3)
     assert (triples(part), part.n_pairs) == ([(1, 0, 0), (1, 0, 1)], 2)
     assert select_pairs(LINKS, 2, 9).n_pairs == 1
@@ -127,15 +128,15 @@ def test_selecting_pairs() -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("0-0 1", "g, line 2: '1' is no link (write i-j"),
-        ("0-0 -1-2", "'-1-2' is no link"),
-        ("1--2", "'1--2' is no link"),
-        ("٣-٤", "is no link"),
-        ("1/2", "'1/2' is no link"),
-        ("9999999999-0", "is no link"),
+        ("0-0 1", "g, line 2: '1' is not a link (write i-j"),
+        ("0-0 -1-2", "'-1-2' is not a link"),
+        ("1--2", "'1--2' is not a link"),
+        ("٣-٤", "is not a link"),
+        ("1/2", "'1/2' is not a link"),
+        ("9999999999-0", "is not a link"),
     ],
 )
-def test_bad_links_are_named(tmp_path: Path, line: str, problem: str) -> None:
+def test_invalid_links(tmp_path: Path, line: str, problem: str) -> None:
     (tmp_path / "g").write_text(f"0-0\n{line}\n")
     for read in (read_gold, read_links):
         with pytest.raises(InputError) as error:
@@ -143,22 +144,69 @@ def test_bad_links_are_named(tmp_path: Path, line: str, problem: str) -> None:
         assert problem in str(error.value)
 
 
-def test_bad_scores_and_bad_starts(tmp_path: Path) -> None:
+def test_invalid_scores_and_words_counted_from_one(tmp_path: Path) -> None:
     (tmp_path / "g").write_text("0-0:high\n")
     read_gold(tmp_path / "g")
-    with pytest.raises(InputError, match="g, line 1: 'high' is no score"):
+    with pytest.raises(InputError, match="g, line 1: '0-0:high' is not a link"):
         read_links(tmp_path / "g")
-    with pytest.raises(InputError, match="g, line 1: '0-0:high', but words are said to count from"):
+    with pytest.raises(
+        InputError, match=r"line 1: '0-0:high' is not a link .* words counted from 1"
+    ):
         read_gold(tmp_path / "g", from_one=True)
 
 
-def test_words_that_are_not_there(tmp_path: Path) -> None:
+def test_links_outside_the_pair(tmp_path: Path) -> None:
     (tmp_path / "g").write_text("0-0\n0-0 2p1\n")
     gold = read_gold(tmp_path / "g")
     pairs = [(["a"], ["b"]), (["a", "b", "c"], ["d", "e"])]
     gold.check_words(pairs)
     gold.check_words(pairs[1:], first=1)
-    with pytest.raises(InputError, match=r"g, line 2: .*words 2 and 1.* has 3 and 1 words"):
+    with pytest.raises(InputError, match=r"g, line 2: the link 2-1 .* has 3 and 1 words"):
         gold.check_words([pairs[0], (["a", "b", "c"], ["d"])])
     with pytest.raises(InputError, match=r"g, line 2: .*has 2 and 2 words"):
         gold.check_words([(["a", "b"], ["d", "e"])], first=1)
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(
+                st.integers(0, 10**8),
+                st.sampled_from("-p?"),
+                st.integers(0, 10**8),
+                st.none() | st.floats(allow_nan=False, allow_infinity=False),
+            )
+        )
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_parser_against_plain_python(rows: list, from_one: bool, sure_only: bool) -> None:
+    """Lines of plain links are parsed in bulk, others link by link; both give the same."""
+    if sure_only:
+        rows = [[(i, "-", j, None) for i, _, j, _ in row] for row in rows]
+    lines = [
+        " ".join(
+            f"{i + from_one}{kind}{j + from_one}" + (f":{score!r}" if score is not None else "")
+            for i, kind, j, score in row
+        )
+        for row in rows
+    ]
+    found = parse_links(lines, "file", from_one=from_one, possible=True)
+    flat = [(n, *link) for n, row in enumerate(rows) for link in row]
+    columns = list(zip(*flat, strict=True)) or [()] * 5
+    assert found.lines.tolist() == list(columns[0])
+    assert found.src.tolist() == list(columns[1])
+    assert found.is_sure.tolist() == [kind == "-" for kind in columns[2]]
+    assert found.tgt.tolist() == list(columns[3])
+    np.testing.assert_array_equal(
+        found.scores, [np.nan if score is None else score for score in columns[4]]
+    )
+
+
+@pytest.mark.parametrize("cell", ["0p0", "0-0:", "0-0:x", "0-0:nan", "0-0:inf", "0-0-0", "-0-0"])
+def test_parser_errors_name_the_given_line(cell: str) -> None:
+    with pytest.raises(
+        InputError, match=rf"^f, line 9: '{cell}' is not a link \(write i-j or i-j:"
+    ):
+        parse_links(["0-0 1-1", f"0-0 {cell}"], "f", numbers=[7, 9])

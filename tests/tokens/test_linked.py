@@ -108,17 +108,17 @@ def test_files_of_different_length_raise(
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("0-0 1", "'1' is no link"),
-        ("0-0 1-", "'1-' is no link"),
-        ("0-0 0p0", "'0p0' is no link"),
-        ("0-0:0.5x", "'0-0:0.5x' is no link"),
-        ("0-0:", "'0-0:' is no link"),
-        ("0-0:-1", "'0-0:-1' is no link"),
-        ("-1-0", "'-1-0' is no link"),
-        ("٣-0", "'٣-0' is no link"),
-        ("0-0 9-0", "a link between words 9 and 0, counted from 0, but the pair has 9 and 9 words"),
-        ("0-9", "a link between words 0 and 9, counted from 0, but the pair has 9 and 9 words"),
-        ("0-0:1.5", "a link of weight 1.5"),
+        ("0-0 1", "'1' is not a link"),
+        ("0-0 1-", "'1-' is not a link"),
+        ("0-0 0p0", "'0p0' is not a link"),
+        ("0-0:0.5x", "'0-0:0.5x' is not a link"),
+        ("0-0:", "'0-0:' is not a link"),
+        ("0-0:-1", "the weight -1 of a link"),
+        ("-1-0", "'-1-0' is not a link"),
+        ("٣-0", "'٣-0' is not a link"),
+        ("0-0 9-0", "the link 9-0 (counted from 0) is outside the pair, which has 9 and 9 words"),
+        ("0-9", "the link 0-9 (counted from 0) is outside the pair, which has 9 and 9 words"),
+        ("0-0:1.5", "the weight 1.5 of a link"),
     ],
 )
 def test_invalid_links_are_reported_with_their_line(line: str, problem: str) -> None:
@@ -129,7 +129,7 @@ def test_invalid_links_are_reported_with_their_line(line: str, problem: str) -> 
 
 def test_the_reported_line_is_the_invalid_one() -> None:
     n_words = np.array([2, 1, 2])
-    with pytest.raises(InputError, match=r"x\.links, line 30: a link between words 1 and 0"):
+    with pytest.raises(InputError, match=r"x\.links, line 30: the link 1-0"):
         pack_links(["1-1", "1-0", "0-0"], n_words, n_words, "x.links", [10, 30, 50])
 
 

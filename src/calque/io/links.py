@@ -1,22 +1,25 @@
-"""Word links in and out: Pharaoh's `i-j` lines, JSON, readable words, and gold links.
+"""Word links: reading `i-j` lines and gold links, writing Pharaoh, JSON and readable words.
 
-A line holds the links of one sentence pair, words counted from 0. With scores a link is written
-`i-j:0.9300`: aligners agree on `i-j`, but each keeps its scores elsewhere. In gold files `i-j` is
-sure, `ipj` or `i?j` only possible, and whatever follows a colon is left unread.
+A line holds the links of one sentence pair, with words counted from 0 (or from 1 with `from_one`):
+
+    0-0 1-2           links
+    0-0:0.9300        a link with a score
+    1p2 or 1?2        a link that is only possible, in gold files
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from calque.errors import InputError
+from calque.errors import InputError, check_choice
 from calque.io.files import PathLike, display_name, read_lines
 from calque.types import Links
 
@@ -29,12 +32,131 @@ LinkFormat: TypeAlias = Literal["pharaoh", "jsonl", "words"]
 WordPair: TypeAlias = tuple[Sequence[str], Sequence[str]]
 
 LINK = re.compile(r"([0-9]{1,9})([-p?])([0-9]{1,9})(?::(.*))?")
-DECIMALS = 4
+# Lines that hold nothing but i-j can be parsed all at once.
+SIMPLE_LINES = re.compile(r"\s*+(?:[0-9]{1,9}+-[0-9]{1,9}+(?:\s++|$))*+", re.ASCII)
+N_SCORE_DECIMALS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedLinks:
+    """The links of some lines, in the order of the text; `lines` numbers the lines from 0.
+
+    `scores` is NaN for a link without a score, and for all if scores were ignored.
+    """
+
+    lines: Integers
+    src: Integers
+    tgt: Integers
+    is_sure: npt.NDArray[np.bool_]
+    scores: npt.NDArray[np.float64]
+
+    def check_bounds(
+        self,
+        n_src: Integers,
+        n_tgt: Integers,
+        file: PathLike,
+        *,
+        numbers: Sequence[int] | None = None,
+        fix: str,
+    ) -> None:
+        """Raise InputError if a link is outside its pair, whose sides have n_src and n_tgt words.
+
+        `numbers` are the line numbers in the file, by default 1, 2, …
+        """
+        outside = (self.src >= n_src[self.lines]) | (self.tgt >= n_tgt[self.lines])
+        if outside.any():
+            k = int(outside.argmax())
+            line = int(self.lines[k])
+            raise InputError(
+                f"the link {self.src[k]}-{self.tgt[k]} (counted from 0) is outside the pair, "
+                f"which has {n_src[line]} and {n_tgt[line]} words",
+                file=display_name(file),
+                line=line + 1 if numbers is None else numbers[line],
+                fix=fix,
+            )
+
+
+def parse_links(
+    lines: Sequence[str],
+    file: PathLike,
+    *,
+    numbers: Sequence[int] | None = None,
+    from_one: bool = False,
+    possible: bool = False,
+    scores: bool = True,
+) -> ParsedLinks:
+    """Parse lines of links; an invalid link is an InputError that names the file and the line.
+
+    Args:
+        lines: One line per sentence pair.
+        file: Name of the file, for error messages.
+        numbers: Line numbers in the file, for error messages. Default: 1, 2, …
+        from_one: Words are counted from 1 in the text; the result always counts from 0.
+        possible: Accept possible links, `ipj` and `i?j`.
+        scores: Read the scores after a colon; otherwise any text after a colon is ignored.
+
+    >>> found = parse_links(["0-1 1-0:0.5", "", "2-2"], "links.txt")
+    >>> found.lines.tolist(), found.src.tolist(), found.tgt.tolist(), found.scores.tolist()
+    ([0, 0, 2], [0, 1, 2], [1, 0, 2], [nan, 0.5, nan])
+    """
+    text = "\n".join(lines)
+    if not from_one and SIMPLE_LINES.fullmatch(text):
+        n_links = np.fromiter((line.count("-") for line in lines), np.int64, len(lines))
+        # NumPy would find a number in a text of white space alone.
+        flat = np.fromstring(text.replace("-", " "), np.int64, sep=" ") if n_links.any() else []
+        ends = np.array(flat, dtype=np.int64).reshape(-1, 2)
+        owners = np.repeat(np.arange(len(lines)), n_links)
+        return ParsedLinks(
+            owners,
+            ends[:, 0],
+            ends[:, 1],
+            np.ones(len(ends), dtype=np.bool_),
+            np.full(len(ends), np.nan),
+        )
+    rows: list[tuple[int, int, int, bool, float]] = []
+    for row, line in enumerate(lines):
+        for cell in line.split():
+            try:
+                rows.append((row, *_parse_link(cell, from_one, possible, scores)))
+            except ValueError:
+                number = row + 1 if numbers is None else numbers[row]
+                raise _invalid_link(cell, file, number, from_one, possible, scores) from None
+    columns = list(zip(*rows, strict=True)) or [()] * 5
+    owners, src, tgt = (np.array(column, dtype=np.int64) for column in columns[:3])
+    return ParsedLinks(
+        owners, src, tgt, np.array(columns[3], np.bool_), np.array(columns[4], float)
+    )
+
+
+def _parse_link(
+    cell: str, from_one: bool, possible: bool, scores: bool
+) -> tuple[int, int, bool, float]:
+    match = LINK.fullmatch(cell)
+    if match is None or (match[2] != "-" and not possible):
+        raise ValueError(cell)
+    src, tgt = int(match[1]) - from_one, int(match[3]) - from_one
+    if src < 0 or tgt < 0:
+        raise ValueError(cell)
+    if not scores or match[4] is None:
+        return src, tgt, match[2] == "-", math.nan
+    score = float(match[4])
+    if not math.isfinite(score):
+        raise ValueError(cell)
+    return src, tgt, match[2] == "-", score
+
+
+def _invalid_link(
+    cell: str, file: PathLike, number: int, from_one: bool, possible: bool, scores: bool
+) -> InputError:
+    forms = ["i-j", *["ipj for a possible link"] * possible, *["i-j:0.93 with a score"] * scores]
+    fix = f"write {' or '.join(forms)}" + ", with words counted from 1" * from_one
+    problem = f"{cell[:40]!r} is not a link"
+    return InputError(problem, file=display_name(file), line=number, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
 class GoldLinks:
-    """What annotators say of some pairs; the sure links are among the possible ones."""
+    """Links by human annotators; the sure links are among the possible ones."""
 
     sure: Links
     possible: Links
@@ -42,160 +164,118 @@ class GoldLinks:
 
     @property
     def n_pairs(self) -> int:
-        """How many pairs were annotated."""
+        """Number of annotated pairs."""
         return self.sure.n_pairs
 
     def select(self, start: int, stop: int) -> GoldLinks:
-        """Take some consecutive pairs, numbered from 0 again."""
+        """Return consecutive pairs, renumbered from 0."""
         sure, possible = (select_pairs(links, start, stop) for links in (self.sure, self.possible))
         return GoldLinks(sure, possible, self.file)
 
     def check_words(self, pairs: Sequence[WordPair], first: int = 0) -> None:
-        """Refuse a link to a word that is not there; these are pairs `first` and following."""
+        """Raise InputError if a link is outside its pair; `pairs` start at number `first`."""
         found = select_pairs(self.possible, first, first + len(pairs))
-        n_src, n_tgt = (np.array(list(map(len, side)), dtype=np.int64) for side in _sides(pairs))
-        outside = (found.src >= n_src[found.pairs]) | (found.tgt >= n_tgt[found.pairs])
-        if outside.any():
-            k = int(outside.argmax())
-            pair = int(found.pairs[k])
-            raise InputError(
-                f"a link between words {found.src[k]} and {found.tgt[k]}, counted from 0, "
-                f"but the pair has {n_src[pair]} and {n_tgt[pair]} words",
-                file=self.file,
-                line=first + pair + 1,
-                fix="if its words count from 1, say --gold-from-one",
-            )
+        n_src, n_tgt = (
+            np.array([len(pair[side]) for pair in pairs], dtype=np.int64) for side in (0, 1)
+        )
+        links = ParsedLinks(found.pairs, found.src, found.tgt, np.empty(0, bool), np.empty(0))
+        links.check_bounds(
+            n_src,
+            n_tgt,
+            self.file,
+            numbers=range(first + 1, first + 1 + len(pairs)),
+            fix="use --gold-from-one if the words of the file are counted from 1",
+        )
 
 
 def read_links(path: PathLike, *, from_one: bool = False) -> Links:
-    """Read links with their scores, where there are any; a link without one scores 1."""
-    rows: list[tuple[int, int, int]] = []
-    scores: list[float] = []
-    number = 0
-    for number, line in enumerate(read_lines(path), start=1):
-        for src, _, tgt, score in _parse_line(line, path, number, from_one):
-            rows.append((number - 1, src, tgt))
-            scores.append(_parse_score(score, path, number))
-    order = sorted(range(len(rows)), key=rows.__getitem__)
-    return build_links([rows[k] for k in order], number, [scores[k] for k in order])
+    """Read links with their scores, sorted; a link without a score has score 1."""
+    lines = list(read_lines(path))
+    found = parse_links(lines, path, from_one=from_one, possible=True)
+    order = np.lexsort((found.tgt, found.src, found.lines))
+    scores = np.where(np.isnan(found.scores), 1.0, found.scores)[order].astype(np.float32)
+    return Links(found.lines[order], found.src[order], found.tgt[order], scores, len(lines))
 
 
 def read_gold(path: PathLike, *, from_one: bool = False) -> GoldLinks:
-    """Read gold links, sure and possible."""
-    sure: set[tuple[int, int, int]] = set()
-    possible: set[tuple[int, int, int]] = set()
-    number = 0
-    for number, line in enumerate(read_lines(path), start=1):
-        for src, kind, tgt, _ in _parse_line(line, path, number, from_one):
-            (sure if kind == "-" else possible).add((number - 1, src, tgt))
-    both = build_links(sorted(sure | possible), number)
-    return GoldLinks(build_links(sorted(sure), number), both, display_name(path))
+    """Read gold links, sure and possible; text after a colon is ignored."""
+    lines = list(read_lines(path))
+    found = parse_links(lines, path, from_one=from_one, possible=True, scores=False)
+    rows = np.stack([found.lines, found.src, found.tgt], axis=1)
+    sure, both = (
+        build_links(sorted(set(map(tuple, chosen.tolist()))), len(lines))
+        for chosen in (rows[found.is_sure], rows)
+    )
+    return GoldLinks(sure, both, display_name(path))
 
 
 def build_links(
     rows: Sequence[tuple[int, int, int]], n_pairs: int, scores: Sequence[float] | None = None
 ) -> Links:
-    """Make links out of sorted rows: pair, source word, target word."""
+    """Return links from sorted rows of pair, source word and target word."""
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     values = np.ones(len(table)) if scores is None else np.array(scores)
     return Links(table[:, 0], table[:, 1], table[:, 2], values.astype(np.float32), n_pairs)
 
 
 def select_pairs(links: Links, start: int, stop: int) -> Links:
-    """Take the links of some consecutive pairs, numbered from 0 again."""
+    """Return the links of consecutive pairs, renumbered from 0."""
     stop = min(stop, links.n_pairs)
-    begin, end = np.searchsorted(links.pairs, [start, stop]).tolist()
-    mine = slice(begin, end)
-    pairs = links.pairs[mine] - start
-    return Links(pairs, links.src[mine], links.tgt[mine], links.scores[mine], stop - start)
+    own = slice(*np.searchsorted(links.pairs, [start, stop]).tolist())
+    pairs = links.pairs[own] - start
+    return Links(pairs, links.src[own], links.tgt[own], links.scores[own], stop - start)
 
 
 def format_links(
     links: Links, pairs: Sequence[WordPair], format: LinkFormat = "pharaoh", *, scores: bool = False
 ) -> list[str]:
-    """Write the links of each pair as a line, without its end.
+    """Return one line of links per pair, without line ends.
 
-    JSON always has the scores, with the words: `{"src": …, "tgt": …, "links": [[i, j, score]]}`.
+    `pharaoh` is `i-j`, `words` is `word-word`, and `jsonl` holds the words and always the scores:
+    `{"src": …, "tgt": …, "links": [[i, j, score]]}`.
     """
-    if format not in get_args(LinkFormat):
-        known = ", ".join(get_args(LinkFormat))
-        raise InputError(f"unknown format {format!r}", fix=f"choose from: {known}")
+    check_choice("format", format, get_args(LinkFormat))
     if format == "pharaoh":
         return format_pharaoh(links, scores=scores)
     if format == "jsonl":
         return _format_jsonl(links, pairs)
     cells = [
         f"{pairs[pair][0][i]}-{pairs[pair][1][j]}"
-        for pair, i, j in zip(*_columns(links), strict=True)
+        for pair, i, j in zip(
+            links.pairs.tolist(), links.src.tolist(), links.tgt.tolist(), strict=True
+        )
     ]
-    return _join_cells(links, _add_scores(links, cells) if scores else cells)
+    return _join_cells(links, cells, scores)
 
 
 def format_pharaoh(links: Links, *, scores: bool = False) -> list[str]:
-    """Write the links of each pair as `i-j`, or with scores as `i-j:0.9300`."""
+    """Return the links of each pair as `i-j`, or with scores as `i-j:0.9300`."""
     cells = list(map("%d-%d".__mod__, zip(links.src.tolist(), links.tgt.tolist(), strict=True)))
-    return _join_cells(links, _add_scores(links, cells) if scores else cells)
+    return _join_cells(links, cells, scores)
 
 
-def _parse_line(
-    line: str, path: PathLike, number: int, from_one: bool
-) -> Iterator[tuple[int, str, int, str | None]]:
-    for cell in line.split():
-        match = LINK.fullmatch(cell)
-        if match is None:
-            problem = f"{cell[:40]!r} is no link"
-            fix = "write i-j, or ipj where a link is only possible"
-            raise InputError(problem, file=display_name(path), line=number, fix=fix)
-        src, tgt = (int(match[side]) - from_one for side in (1, 3))
-        if src < 0 or tgt < 0:
-            problem = f"{cell!r}, but words are said to count from 1"
-            raise InputError(
-                problem, file=display_name(path), line=number, fix="is it right that they do?"
-            )
-        yield src, match[2], tgt, match[4]
-
-
-def _parse_score(text: str | None, path: PathLike, number: int) -> float:
-    if text is None:
-        return 1.0
-    try:
-        return float(text)
-    except ValueError:
-        problem = f"{text[:40]!r} is no score"
-        raise InputError(
-            problem, file=display_name(path), line=number, fix="write i-j:0.93"
-        ) from None
+def _join_cells(links: Links, cells: list[str], scores: bool) -> list[str]:
+    if scores:
+        values = links.scores.tolist()
+        cells = [
+            f"{cell}:{value:.{N_SCORE_DECIMALS}f}"
+            for cell, value in zip(cells, values, strict=True)
+        ]
+    return [" ".join(cells[start:stop]) for start, stop in pairwise(_offsets(links))]
 
 
 def _format_jsonl(links: Links, pairs: Sequence[WordPair]) -> list[str]:
-    rounded = links.scores.astype(np.float64).round(DECIMALS).tolist()
+    rounded = links.scores.astype(np.float64).round(N_SCORE_DECIMALS).tolist()
     cells = list(map(list, zip(links.src.tolist(), links.tgt.tolist(), rounded, strict=True)))
     return [
         json.dumps(
             {"src": list(src), "tgt": list(tgt), "links": cells[start:stop]}, ensure_ascii=False
         )
-        for (src, tgt), (start, stop) in zip(pairs, pairwise(_bounds(links)), strict=True)
+        for (src, tgt), (start, stop) in zip(pairs, pairwise(_offsets(links)), strict=True)
     ]
 
 
-def _sides(pairs: Sequence[WordPair]) -> tuple[list[Sequence[str]], list[Sequence[str]]]:
-    return [src for src, _ in pairs], [tgt for _, tgt in pairs]
-
-
-def _columns(links: Links) -> tuple[list[int], list[int], list[int]]:
-    return links.pairs.tolist(), links.src.tolist(), links.tgt.tolist()
-
-
-def _add_scores(links: Links, cells: list[str]) -> list[str]:
-    scores = links.scores.tolist()
-    return [f"{cell}:{score:.{DECIMALS}f}" for cell, score in zip(cells, scores, strict=True)]
-
-
-def _join_cells(links: Links, cells: list[str]) -> list[str]:
-    return [" ".join(cells[start:stop]) for start, stop in pairwise(_bounds(links))]
-
-
-def _bounds(links: Links) -> list[int]:
-    """Give where the links of each pair begin, and where those of the last end."""
-    bounds: list[int] = np.searchsorted(links.pairs, np.arange(links.n_pairs + 1)).tolist()
-    return bounds
+def _offsets(links: Links) -> list[int]:
+    """Return where the links of each pair begin, and where those of the last pair end."""
+    offsets: list[int] = np.searchsorted(links.pairs, np.arange(links.n_pairs + 1)).tolist()
+    return offsets

@@ -6,7 +6,6 @@ counted from 0, or `i-j:0.5` with a weight. A stored link is one integer (see `p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeAlias
@@ -17,6 +16,7 @@ from calque.errors import InputError
 from calque.io.bitext import read_bitext
 from calque.io.cleaning import CleaningReport, CleaningRules, clean_pairs, normalize_text
 from calque.io.files import PathLike, display_name, read_lines
+from calque.io.links import parse_links
 from calque.tokens.ragged import Ragged
 from calque.types import SentencePair
 
@@ -35,10 +35,6 @@ MAX_WORDS = (1 << WORD_BITS) - 1
 FULL_WEIGHT = (1 << WEIGHT_BITS) - 1
 # The stores besides those of the two sides, with the number of different values in each.
 STORES = {"words0": 1 << 16, "words1": 1 << 16, "links": 1 << 32}
-
-_CELL = r"[0-9]{1,9}+-[0-9]{1,9}+(?::[0-9]++(?:\.[0-9]++)?)?"
-CELL = re.compile(_CELL)
-LINE = re.compile(rf"\s*+(?:{_CELL}(?:\s++|$))*+")
 
 
 def read_linked(
@@ -139,15 +135,16 @@ def pack_links(
     >>> [unpacked.tolist() for unpacked in unpack_links(packed.ids)]
     [[0, 1], [1, 0], [255, 128]]
     """
-    for number, line in zip(numbers, lines, strict=True):
-        if LINE.fullmatch(line) is None:
-            wrong = next(cell for cell in line.split() if CELL.fullmatch(cell) is None)
-            problem, fix = f"{wrong[:40]!r} is no link", "write i-j, or i-j:0.5 with a weight"
-            raise InputError(problem, file=display_name(file), line=number, fix=fix)
-    n_links = np.fromiter((line.count("-") for line in lines), np.int64, len(lines))
-    owner = np.repeat(np.arange(len(lines)), n_links)
-    src, tgt, weights = _parse_cells(" ".join(lines))
-    _check_links(src, tgt, weights, (n_src[owner], n_tgt[owner]), file, np.array(numbers)[owner])
+    found = parse_links(lines, file, numbers=numbers)
+    fix = "count the words from 0, as separated by white space"
+    found.check_bounds(n_src, n_tgt, file, numbers=numbers, fix=fix)
+    weights = np.where(np.isnan(found.scores), 1.0, found.scores)
+    outside = (weights < 0) | (weights > 1)
+    if outside.any():
+        k = int(outside.argmax())
+        problem = f"the weight {weights[k]:g} of a link is not between 0 and 1"
+        raise InputError(problem, file=display_name(file), line=numbers[found.lines[k]])
+    owner, src, tgt = found.lines, found.src, found.tgt
     levels = np.clip(np.rint(FULL_WEIGHT * weights), 1, FULL_WEIGHT).astype(np.int64)
     packed = np.sort(((owner << WORD_BITS | src) << WORD_BITS | tgt) << WEIGHT_BITS | levels)
     packed = packed[np.diff(packed >> WEIGHT_BITS, append=-1) != 0]  # the largest of equals
@@ -160,42 +157,6 @@ def unpack_links(packed: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Return the source words, the target words and the weights from 1 to 255."""
     words = packed >> WEIGHT_BITS
     return words >> WORD_BITS, words & MAX_WORDS, packed & FULL_WEIGHT
-
-
-def _parse_cells(text: str) -> tuple[IntArray, IntArray, npt.NDArray[np.float64]]:
-    """Read cells known to be well-formed."""
-    if ":" not in text:
-        words = np.fromiter(map(int, text.replace("-", " ").split()), np.int64).reshape(-1, 2)
-        return words[:, 0], words[:, 1], np.ones(len(words))
-    cells = " ".join(cell if ":" in cell else f"{cell}:1" for cell in text.split())
-    numbers = cells.replace("-", " ").replace(":", " ").split()
-    table = np.fromiter(map(float, numbers), np.float64).reshape(-1, 3)
-    words = table[:, :2].astype(np.int64)
-    return words[:, 0], words[:, 1], table[:, 2]
-
-
-def _check_links(
-    src: IntArray,
-    tgt: IntArray,
-    weights: npt.NDArray[np.float64],
-    n_words: tuple[IntArray, IntArray],
-    file: PathLike,
-    numbers: IntArray,
-) -> None:
-    outside = (src >= n_words[0]) | (tgt >= n_words[1])
-    if outside.any():
-        k = int(outside.argmax())
-        raise InputError(
-            f"a link between words {src[k]} and {tgt[k]}, counted from 0, "
-            f"but the pair has {n_words[0][k]} and {n_words[1][k]} words",
-            file=display_name(file),
-            line=int(numbers[k]),
-            fix="words are what white space separates",
-        )
-    if (weights > 1).any():
-        k = int((weights > 1).argmax())
-        problem, fix = f"a link of weight {weights[k]:g}", "weights lie between 0 and 1"
-        raise InputError(problem, file=display_name(file), line=int(numbers[k]), fix=fix)
 
 
 def _narrow(numbers: IntArray, dtype: type[np.unsignedinteger]) -> IntArray:
