@@ -190,17 +190,17 @@ def run_key(options: argparse.Namespace, method: str, seed: int) -> str:
 @cache
 def hash_weights(start: str) -> str:
     """Tell one encoder from another of the same name."""
-    from calque.models.loading import find_folder
+    from calque.models.loading import find_model
 
     digest = hashlib.sha256()
-    for path in sorted(find_folder(start).glob("*.safetensors")):
+    for path in sorted(find_model(start).glob("*.safetensors")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 def make_recipe(options: argparse.Namespace, method: str, seed: int) -> Recipe | None:
     """Shorten a bundled recipe to the steps of the study."""
-    from calque.training.recipe import load_recipe
+    from calque.training.recipe_io import load_recipe
 
     name, overrides = ALL[method]
     if name is None:
@@ -265,13 +265,13 @@ def describe_text(text: Path) -> dict[str, int]:
 
 def train_method(options: argparse.Namespace, method: str, seed: int, folder: Path) -> Path:
     """Train or solve, and give the folder of the finished model; that of the start for none."""
-    from calque.models.loading import find_folder
+    from calque.models.loading import find_model
     from calque.training.closed_form import fit_maps, is_closed_form
     from calque.training.loop import train
 
     recipe = make_recipe(options, method, seed)
     if recipe is None:
-        return find_folder(options.start)
+        return find_model(options.start)
     return (fit_maps if is_closed_form(recipe) else train)(recipe, options.text, folder)
 
 
@@ -283,11 +283,12 @@ def score_model(
 ) -> dict[str, dict[str, list[float]]]:
     """Give the scores of a model in percent: by measure and language, layer after layer."""
     from calque.models.encoder import Encoder
-    from calque.models.language_maps import ABOUT, load_maps
+    from calque.models.language_maps import load_maps
+    from calque.models.language_maps import ABOUT_FILE
 
     # In single precision, so that the differences are those of training.
     encoder = Encoder.load(folder, device=device)
-    if (folder / ABOUT).exists():
+    if (folder / ABOUT_FILE).exists():
         maps = load_maps(folder, encoder.hidden_size, encoder.n_layers)
         encoder.maps = maps.to(device)
     scores = score_retrieval(encoder, options.tatoeba, options.languages.split(","))
@@ -301,18 +302,15 @@ def score_retrieval(
     encoder: Encoder, data: Path, languages: Sequence[str]
 ) -> dict[str, dict[str, list[float]]]:
     """Score Tatoeba: the mean of both directions, and the one that is usually given."""
-    from calque.evaluation.tasks.tatoeba import METRICS, score_tatoeba
+    from calque.evaluation.settings import TaskSettings
+    from calque.evaluation.tasks.tatoeba import measure as measure_tatoeba
 
-    mapped = encoder.maps is not None
-    found = score_tatoeba(encoder, data, model="", languages=languages, maps=mapped)
-    table = {(score.language, score.layer, score.metric): 100 * score.value for score in found}
-    layers = range(encoder.n_layers + 1)
+    found = measure_tatoeba(encoder, data, languages=languages, settings=TaskSettings())
     return {
         measure: {
-            language: [float(np.mean([table[language, n, m] for m in metrics])) for n in layers]
-            for language in languages
+            each.language: [metrics[name] for metrics in each.layers.values()] for each in found
         }
-        for measure, metrics in ((TATOEBA, METRICS), (TO_ENGLISH, METRICS[:1]))
+        for measure, name in ((TATOEBA, "accuracy"), (TO_ENGLISH, "accuracy_to_english"))
     }
 
 
@@ -322,7 +320,7 @@ def score_alignment(encoder: Encoder, data: Path, encode: Any) -> dict[str, list
     from calque.word_alignment.neural import WordAligner
 
     found = {}
-    for name in find_pairs(data):
+    for name in list_languages(data):
         src, _, tgt = name.partition("-")
         sides = None if encoder.maps is None else (src, tgt)
         aligner = WordAligner(encoder, method="argmax", encode=encode, map_from=sides)
@@ -478,7 +476,6 @@ def draw_pictures(results: Results, report: Path) -> list[Path]:
     """Draw all measures by layer, a few methods a picture, if there is matplotlib."""
     from calque.errors import MissingExtra
     from calque.report.plots import COLORS, check_plot, plot_layers, save_plot
-    from calque.types import Score
 
     others = [name for name in results if name != NONE]
     n_lines = len(COLORS) - 1
@@ -491,14 +488,15 @@ def draw_pictures(results: Results, report: Path) -> list[Path]:
         except MissingExtra as error:
             print(f"no pictures: {error}")
             return []
-        scores = [
-            Score(method, "", title, "percent", float(value) / 100, len(results[method]), layer)
+        panels = {
+            title: {
+                method: dict(enumerate(values.mean(axis=0).tolist()))
+                for method in (NONE, *group)
+                if len(values := collect(results[method], measure))
+            }
             for measure, title in MEASURES.items()
-            for method in (NONE, *group)
-            if len(values := collect(results[method], measure))
-            for layer, value in enumerate(values.mean(axis=0))
-        ]
-        save_plot(plot_layers(scores, "percent", label="%"), path)
+        }
+        save_plot(plot_layers(panels, label="%"), path)
         paths.append(path)
     return paths
 

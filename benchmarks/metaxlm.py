@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cell_board import Board, do_runs, remove_leftovers
+from run_queue import RunQueue, execute_runs, remove_leftovers
 from metaxlm_report import (
     AER,
     BASE,
@@ -112,7 +112,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args()
     options.methods, options.starts = options.methods.split(","), options.starts.split(",")
-    options.begin = time.monotonic()
+    options.start = time.monotonic()
     if options.tiny:
         options.steps, options.mono_steps, options.batch_tokens = 5, 5, 512
         options.eager = True
@@ -213,7 +213,7 @@ def do_all(options: argparse.Namespace) -> int:
     if missing == [Cell(OWN, MONO, 1)]:  # nothing is left that needs it
         missing = []
     print(f"{len(missing)} runs of {len(wanted)} to do, {options.jobs} at a time", flush=True)
-    do_runs(options, Board(options, missing, partial(is_ready, options)), do_cell)
+    execute_runs(options, RunQueue(options, missing, partial(is_ready, options)), do_cell)
     return sum(not is_done(options, cell) for cell in wanted if cell.method != MONO)
 
 
@@ -304,7 +304,7 @@ def common_settings(options: argparse.Namespace, steps: int, rate: float) -> lis
 
 def mono_recipe(options: argparse.Namespace) -> Any:
     """Shorten the recipe of the English model."""
-    from calque.training.recipe import load_recipe
+    from calque.training.recipe_io import load_recipe
 
     shape = zip(
         ("layers", "hidden", "heads", "intermediate"),
@@ -320,7 +320,7 @@ def mono_recipe(options: argparse.Namespace) -> Any:
 
 def make_recipe(options: argparse.Namespace, cell: Cell, start: Path) -> Any:
     """Shorten a method's recipe, and let it start from the grown model."""
-    from calque.training.recipe import load_recipe
+    from calque.training.recipe_io import load_recipe
 
     pack = options.pack.resolve()
     settings = [f"model.start={start.resolve()}", f"seed={cell.seed}"]
@@ -395,18 +395,18 @@ def score_model(options: argparse.Namespace, folder: Path) -> dict[str, dict[str
 
 def score_probe(options: argparse.Namespace, encoder: Any, measure: str) -> dict[str, list[float]]:
     """Score a tagging probe at all layers."""
+    from calque.evaluation.settings import TaskSettings
     from calque.evaluation.tasks import tagging_probe as task
 
     name = {POS: task.POS, NER: task.NER}[measure]
     sizes = {"train_sentences": 2000, "test_sentences": 200}
     if options.tiny:
         sizes = {"train_sentences": 20, "test_sentences": 5}
-    scores = task.score_tagging_probe(encoder, options.pack, task=name, model="", **sizes)
-    found: dict[str, list[float]] = {}
-    for score in scores:
-        if score.language != task.MEAN:
-            found.setdefault(score.language, []).append(100 * score.value)
-    return found
+    scores = task.measure(encoder, options.pack, task=name, settings=TaskSettings(), **sizes)
+    return {
+        each.language: [next(iter(metrics.values())) for metrics in each.layers.values()]
+        for each in scores
+    }
 
 
 if __name__ == "__main__":

@@ -326,7 +326,6 @@ def draw_pictures(start: str, methods: Methods, report: Path) -> list[Path]:
     """Draw transfer along training and all measures by layer, if there is matplotlib."""
     from calque.errors import MissingExtra
     from calque.report.plots import check_plot, plot_layers, plot_transfer, save_plot
-    from calque.types import Score
 
     paths = [report.with_name(f"{report.stem}-{start}-{kind}.png") for kind in ("gap", "layers")]
     try:
@@ -336,11 +335,12 @@ def draw_pictures(start: str, methods: Methods, report: Path) -> list[Path]:
         return []
     curves = {TITLES[method]: average_transfer(runs) for method, runs in methods.items()}
     save_plot(plot_transfer(curves, label="POS accuracy (%)"), paths[0])
-    scores = [
-        Score(TITLES[method], "", title, "percent", float(value) / 100, len(runs), layer)
+    panels = {
+        title: {
+            TITLES[method]: dict(enumerate(collect(runs, measure).mean(axis=0).tolist()))
+            for method, runs in methods.items()
+        }
         for measure, title in MEASURES.items()
-        for method, runs in methods.items()
-        for layer, value in enumerate(collect(runs, measure).mean(axis=0))
-    ]
-    save_plot(plot_layers(scores, "percent", label="%"), paths[1])
+    }
+    save_plot(plot_layers(panels, label="%"), paths[1])
     return paths

@@ -198,7 +198,7 @@ def score(spaces: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
     """Score on MUSE's tests from and to English and, if asked for, on word similarity."""
     from calque.evaluation.tasks.lexicon_induction import SETTINGS, TEST_SUFFIX, score_dictionary
     from calque.io.dictionaries import read_dictionary
-    from calque.vectors.lexicon import Translator
+    from calque.vectors.lexicon import WordTranslator
     from calque.vectors.static import VectorSpace
 
     ready = {name: VectorSpace.of(each, name, options.device) for name, each in spaces.items()}
@@ -207,7 +207,7 @@ def score(spaces: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
     for language in ready:
         if language == PIVOT:
             continue
-        translators = [Translator.make(ready[PIVOT], ready[language], each) for each in SETTINGS]
+        translators = [WordTranslator.make(ready[PIVOT], ready[language], each) for each in SETTINGS]
         for pair in (f"{PIVOT}-{language}", f"{language}-{PIVOT}"):
             entries = list(read_dictionary(options.muse / f"{pair}{TEST_SUFFIX}"))
             entries = drop_learned(entries, train[language].entries if pair[-2:] == PIVOT else [])
@@ -251,7 +251,7 @@ def score_similarity(spaces: dict[str, Any], folder: Path) -> dict[str, Any]:
         pairs = read_pairs(test.path)
         cosines = compare_words(spaces[test.languages[0]], spaces[test.languages[-1]], pairs)
         known = ~np.isnan(cosines)
-        monotone = correlate(cosines[known], pairs.gold[known])[1]
+        monotone = correlate(cosines[known], pairs.gold[known])["spearman"]
         found[f"{test.collection} {test.name}"] = [monotone, int(known.sum()), len(known)]
     return found
 

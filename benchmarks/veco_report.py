@@ -343,7 +343,6 @@ def draw_pictures(results: Results, report: Path) -> list[Path]:
     """Draw learning curves and all measures by layer, if there is matplotlib."""
     from calque.errors import MissingExtra
     from calque.report.plots import check_plot, plot_curves, plot_layers, save_plot
-    from calque.types import Score
 
     paths = {kind: report.with_name(f"{report.stem}-{kind}.png") for kind in ("curves", "layers")}
     try:
@@ -363,15 +362,20 @@ def draw_pictures(results: Results, report: Path) -> list[Path]:
     if any(panels.values()):
         save_plot(plot_curves(panels, across="updates", label="BLEU"), paths["curves"])
         drawn.append(paths["curves"])
-    scores = [
-        Score(name_start(start, method), "", title, "percent", float(value) / 100, len(runs), layer)
-        for measure, title in MEASURES.items()
+    pretrained = {
+        name_start(start, method): runs
         for start in STARTS
         for method in METHODS
         if (runs := results.pretrained(start, method))
-        for layer, value in enumerate(collect(runs, measure).mean(axis=0))
-    ]
-    if scores:
-        save_plot(plot_layers(scores, "percent", label="%"), paths["layers"])
+    }
+    if pretrained:
+        layers = {
+            title: {
+                name: dict(enumerate(collect(runs, measure).mean(axis=0).tolist()))
+                for name, runs in pretrained.items()
+            }
+            for measure, title in MEASURES.items()
+        }
+        save_plot(plot_layers(layers, label="%"), paths["layers"])
         drawn.append(paths["layers"])
     return drawn

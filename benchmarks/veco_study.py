@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cell_board import Board, do_runs, remove_leftovers
+from run_queue import RunQueue, execute_runs, remove_leftovers
 from metaxlm import MAX_LENGTH, SHAPE, TINY_SHAPE, result_path, score_model
 from metaxlm_report import unpack_results
 from veco_report import (
@@ -120,7 +120,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--report", type=Path, help="by default OUT/study.md")
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args()
-    options.begin = time.monotonic()
+    options.start = time.monotonic()
     if options.tiny:
         options.steps = options.mini_steps = options.updates = 5
         options.batch_tokens = options.translation_tokens = 512
@@ -232,7 +232,7 @@ def do_all(options: argparse.Namespace) -> int:
     needed = [cell.source for cell in missing if cell.source and not is_ready(options, cell)]
     to_do = list(dict.fromkeys([*missing, *filter(None, needed)]))
     print(f"{len(to_do)} runs of {len(wanted)} to do, {options.jobs} at a time", flush=True)
-    do_runs(options, Board(options, to_do, partial(is_ready, options)), do_cell)
+    execute_runs(options, RunQueue(options, to_do, partial(is_ready, options)), do_cell)
     return sum(not has_result(options, cell) for cell in wanted)
 
 

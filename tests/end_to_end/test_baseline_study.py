@@ -1,4 +1,4 @@
-"""The baseline study, tiny: packed, stopped, carried to another folder, finished, and shown."""
+"""The baseline study with a tiny model: packed, stopped, continued in another folder, and shown."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_the_study(
 ) -> None:
     out, archive, model = tmp_path / "out", tmp_path / "data.tar.xz", ["--model", tiny_folder]
     assert study("pack", data, "-o", archive, "--languages", "de,en", *model) == 0
-    assert "4 whole files" in capsys.readouterr().out  # Hindi and Japanese stay behind
+    assert "4 files" in capsys.readouterr().out  # without Hindi and Japanese
     options = ["--from", archive, "--languages", "de,en", "--seeds", 2, "--jobs", 0, *model]
     assert study("run", "-o", out, "--minutes", 0, *options) == 1
-    assert "6 cells left, 0 failed" in capsys.readouterr().out
+    assert "6 runs left, 0 failed" in capsys.readouterr().out
     assert study("run", "-o", out, "--tasks", "tatoeba", *options) == 0
     assert "3/3 " in capsys.readouterr().out
 
@@ -61,7 +61,7 @@ def test_the_study(
     elsewhere.mkdir()
     shutil.copy(out / "study.tar.xz", elsewhere)
     assert study("run", "-o", elsewhere, *options) == 0
-    assert "3 of 6 cells to do" in capsys.readouterr().out
+    assert "3 runs to do; 3 are done" in capsys.readouterr().out
     lines = (elsewhere / "results" / "results.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert sorted((row["task"], row["language"]) for row in rows) == [
@@ -71,9 +71,9 @@ def test_the_study(
 
     assert study("table", elsewhere) == 0
     page = capsys.readouterr().out
-    assert "## tatoeba" in page and "## word" in page and "## What it cost" in page
+    assert "## tatoeba" in page and "## word" in page and "## Cost" in page
     assert f"| tatoeba | random:{tiny_folder} | 2 |" in page
-    assert "Sittings: 3 cells in " in page
+    assert "Sessions: " in page
 
 
 def test_files_are_chosen_by_language() -> None:
@@ -82,7 +82,7 @@ def test_files_are_chosen_by_language() -> None:
     names = {
         "dev-de.tsv.xz": True,
         "dev-yo.tsv.xz": False,
-        "train-de.tsv.xz": False,  # the study learns from English
+        "train-de.tsv.xz": False,  # the study trains on English
         "tydiqa.goldp.en.train.json.xz": True,
         "ar-ud-dev.conllu.xz": False,
         "tatoeba.deu-eng.eng": True,

@@ -73,7 +73,7 @@ def measure(
     found = probe.measure(encoder, layers, count_language)
     scores = []
     for name, test in tests.items():
-        by_layer = {
+        by_layer: dict[int, dict[str, float]] = {
             number: {files.metric: 100 * result.scores[name]} for number, result in found.items()
         }
         scores.append(
