@@ -283,8 +283,7 @@ def score_model(
 ) -> dict[str, dict[str, list[float]]]:
     """Give the scores of a model in percent: by measure and language, layer after layer."""
     from calque.models.encoder import Encoder
-    from calque.models.language_maps import load_maps
-    from calque.models.language_maps import ABOUT_FILE
+    from calque.models.language_maps import ABOUT_FILE, load_maps
 
     # In single precision, so that the differences are those of training.
     encoder = Encoder.load(folder, device=device)
@@ -316,14 +315,14 @@ def score_retrieval(
 
 def score_alignment(encoder: Encoder, data: Path, encode: Any) -> dict[str, list[float]]:
     """Score mutual argmax on every gold set."""
-    from calque.evaluation.tasks.alignment_error import count_layers, find_pairs, read_test
+    from calque.evaluation.tasks.alignment_error import count_layers, read_test
     from calque.word_alignment.neural import WordAligner
 
     found = {}
     for name in list_languages(data):
         src, _, tgt = name.partition("-")
         sides = None if encoder.maps is None else (src, tgt)
-        aligner = WordAligner(encoder, method="argmax", encode=encode, map_from=sides)
+        aligner = WordAligner(encoder, method="argmax", encode=encode, languages=sides)
         counts = count_layers(aligner, *read_test(data, name), range(encoder.n_layers + 1))
         found[name] = [100 * by_layer.aer for by_layer in counts.values()]
     return found
