@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import io
 import json
-import runpy
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.toy_tokenizers import sentence_piece
 
 from calque.cli import run
-from calque.cli.console_tables import tabulate_texts
-from calque.cli.training_commands import expand
-from calque.errors import InputError
+from calque.cli.growth_commands import _tabulate_texts
 from calque.growth.grow import MatchReport, TextShare
 from calque.growth.match import RULES
-
-TOYS = runpy.run_path(str(Path(__file__).parents[1] / "toy_tokenizers.py"))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A new tokenizer, two dictionaries that lead to the tiny model's pieces, and a text."""
+    """Return a folder with a tokenizer, two dictionaries to the tiny model's pieces, and texts."""
     pieces = ["▁the", "▁The", "▁Hund", "▁и", "s", ".", "▁zzz", "▁[x]"]
-    TOYS["sentence_piece"](pieces).save_pretrained(tmp_path / "new")
+    sentence_piece(pieces).save_pretrained(tmp_path / "new")
     (tmp_path / "en-de.txt").write_text("the Hund\n", encoding="utf-8")
     (tmp_path / "en-ru.txt").write_text("the и\n", encoding="utf-8")
     (tmp_path / "de.txt").write_text("The Hund .\n", encoding="utf-8")
@@ -40,24 +36,24 @@ def call(mono: Path, folder: Path, *more: str) -> int:
 def test_grow(tiny_folder: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     patterns = ["--dictionary", str(folder / "en-*.txt"), "--text", str(folder / "??.txt")]
     assert call(tiny_folder, folder, *patterns, "--unmatched", "normal", "--seed", "3") == 0
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     for part in ("rows by rule", "▁Hund → the", "Cyrillic", "others", "de", "▁[x]"):
-        assert part in said.out
-    assert "out: 13 rows for 1,500" in said.err
-    assert "1 of 2 dictionary entries have a piece, none of en-ru.txt, body copied" in said.err
+        assert part in printed.out
+    assert "out: 13 rows instead of 1,500" in printed.err
+    assert "1 of 2 dictionary entries used, none of en-ru.txt, body copied" in printed.err
     report = json.loads((folder / "out" / "growth.json").read_text("utf-8"))
     assert (report["seed"], report["unmatched"]) == (3, "normal")
     assert [text["name"] for text in report["match"]["texts"]] == ["de", "ru"]
     assert report["match"]["texts"][1]["matched"] == 0.5
 
 
-def test_the_body_alone(
+def test_embeddings_can_be_new(
     tiny_folder: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(tiny_folder, folder, "--initialize", "body") == 0
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "embeddings new, body copied" in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "embeddings new, body copied" in printed.err
     assert call(tiny_folder, folder, "--initialize", "none", "--overwrite") == 0
     assert "embeddings new, body new" in capsys.readouterr().err
 
@@ -65,13 +61,16 @@ def test_the_body_alone(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--initialize", "all"], "initialize all does not exist (choose from: both, body,"),
-        (["--dictionary", "HERE/no-*.txt"], "no-*.txt: no such file (check the path)"),
+        (["--initialize", "all"], "initialize cannot be 'all' (use both, body,"),
+        (["--dictionary", "HERE/no-*.txt"], "no-*.txt: there is no such file (check the path)"),
         (["--language", "fr", "--dictionary", "HERE/en-de.txt"], "no column of 'fr'"),
-        (["--initialize", "body", "--text", "HERE/de.txt"], "texts with initialize body"),
+        (
+            ["--initialize", "body", "--text", "HERE/de.txt"],
+            "texts are not used with initialize=body",
+        ),
     ],
 )
-def test_bad_options(
+def test_invalid_options(
     tiny_folder: Path,
     folder: Path,
     options: list[str],
@@ -85,26 +84,17 @@ def test_bad_options(
     assert not (folder / "out").exists()
 
 
-def test_patterns_name_each_file_once(folder: Path) -> None:
-    both = [str(folder / "en-de.txt"), str(folder / "en-ru.txt")]
-    assert expand([str(folder / "en-*.txt"), both[0]]) == both
-    (folder / "en-[x].txt").touch()
-    assert expand([str(folder / "en-[x].txt")]) == [str(folder / "en-[x].txt")]
-    with pytest.raises(InputError, match="no such file"):
-        expand([str(folder / "fr-*.txt")])
-
-
 def test_the_table_of_texts_fits_a_narrow_terminal() -> None:
-    """Numbers may not be cut, and pipes are 80 characters wide."""
+    """Pipes are 80 characters wide, and numbers must not be truncated."""
     text = TextShare("a-language", 123_456_789, 1.0, 1.0, dict.fromkeys(RULES, 1.0))
     match = MatchReport({}, {}, {}, {}, [], 0, [text, text])
     stream = io.StringIO()
-    Console(file=stream, width=80).print(tabulate_texts(match, "en"))
+    Console(file=stream, width=80).print(_tabulate_texts(match, "en"))
     assert stream.getvalue().count("123,456,789") == 2
     assert "246,913,578" in stream.getvalue()
     assert "…" not in stream.getvalue()
 
 
-def test_a_seed_of_too_many_digits_is_refused(tiny_folder: Path, folder: Path) -> None:
+def test_too_large_a_seed_is_rejected(tiny_folder: Path, folder: Path) -> None:
     assert call(tiny_folder, folder, "--seed", str(2**64)) == 2
     assert not (folder / "out").exists()

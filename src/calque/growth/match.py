@@ -1,14 +1,12 @@
-"""What the words of many dictionaries mean in one language, for words that are asked for.
+"""Vocabulary matching of MetaXLM: which rows of one model's embedding initialize another's.
 
-MetaXLM's vocabulary matching: which rows of one model's embedding start a row of another's.
+A new piece takes the row of the same text, or else of the same text up to case and NFKC, or else
+the mean of the rows of its translations if it is a word of a dictionary, or else the row of what
+the monolingual tokenizer's normalizer makes of it (many turn `é` into `e`). In scripts that the
+monolingual model hardly knows, translations come first.
 
-A piece takes the row of the same text; else of the same text but for case and compatibility forms;
-else the mean of its translations' rows, where it is a word that dictionaries know; else the row of
-what the monolingual tokenizer would make of it (`é` is `e` to many). In scripts that the
-monolingual model hardly knows, translations go first.
-
-Paper: Chi et al. (2021) translate first in all scripts. But most short words of English are words
-of other languages, too, and would start with another meaning.
+Paper: Chi et al. (2021) translate first in all scripts. But most short English words are also words
+of other languages, and would start with another meaning.
 """
 
 from __future__ import annotations
@@ -25,8 +23,14 @@ import numpy as np
 from calque.errors import InputError
 from calque.io.dictionaries import Entry, read_dictionary
 from calque.io.files import PathLike
-from calque.io.segmentation import UNSPACED, script_of
-from calque.tokens.vocabularies import PieceIndex, Vocabulary, is_whole, normalize_text, place_mark
+from calque.io.segmentation import UNSPACED_SCRIPTS, find_script
+from calque.tokens.vocabularies import (
+    PieceIndex,
+    Vocabulary,
+    guess_spacing,
+    has_whole_characters,
+    normalize_piece,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,108 +38,22 @@ if TYPE_CHECKING:
     IntArray = npt.NDArray[np.int64]
     RuleArray = npt.NDArray[np.int8]
 
-Meanings: TypeAlias = dict[str, int]  # translations, and how many dictionaries give each
-
-COLUMN_NAMES = re.compile(r"([a-z]{2,3})-([a-z]{2,3})")
-N_LOOKED_AT, FEWEST = 1000, 10
-
-
-@dataclass(frozen=True, slots=True)
-class DictionaryUse:
-    """A dictionary that was read: its entries, and those whose word was asked for."""
-
-    path: str
-    n_entries: int
-    n_used: int
-
-
-class Translations:
-    """What words mean.
-
-    A word is looked up as it is written, and if it is not there, whatever its case.
-    """
-
-    def __init__(self) -> None:
-        self._meanings: dict[str, Meanings] = {}
-        self._spellings: dict[str, list[Meanings]] = {}  # by normalised form
-
-    def add(self, word: str, translation: str) -> None:
-        """Note what a word means."""
-        meanings = self._meanings.get(word)
-        if meanings is None:
-            meanings = self._meanings[word] = {}
-            self._spellings.setdefault(normalize_text(word), []).append(meanings)
-        meanings[translation] = meanings.get(translation, 0) + 1
-
-    def look_up(self, word: str) -> Meanings:
-        """Give what a word may mean; nothing if no dictionary knows it."""
-        if (meanings := self._meanings.get(word)) is not None:
-            return meanings
-        merged: Counter[str] = Counter()
-        for meanings in self._spellings.get(normalize_text(word), ()):
-            merged.update(meanings)
-        return dict(merged)
-
-
-def read_translations(
-    paths: Sequence[PathLike],
-    language: str,
-    wanted: Collection[str],
-    is_known: Callable[[str], bool],
-) -> tuple[Translations, list[DictionaryUse]]:
-    """Read what dictionaries say in a language about words whose normalised form is wanted.
-
-    A name like de-en.txt tells the columns. Without such a name the first is the language's own.
-    Columns that look swapped, as of one more words are known than of the other, are an error.
-    """
-    translations, uses = Translations(), []
-    for path in paths:
-        entries = list(read_dictionary(path))
-        if not _comes_first(path, language):
-            entries = [(word, other) for other, word in entries]
-        _check_columns(path, entries, language, is_known)
-        found = dict.fromkeys(
-            entry for entry in entries if entry[1] in wanted or normalize_text(entry[1]) in wanted
-        )
-        for translation, word in found:
-            translations.add(word, translation)
-        uses.append(DictionaryUse(str(path), len(entries), len(found)))
-    return translations, uses
-
-
-def _comes_first(path: PathLike, language: str) -> bool:
-    names = COLUMN_NAMES.fullmatch(Path(path).name.split(".")[0].lower())
-    if names is None:
-        return True
-    if language not in names.groups():
-        problem = f"by its name it has no column of {language!r}, the model's language"
-        raise InputError(problem, file=path, fix="name the model's language, or leave it out")
-    return names[1] == language
-
-
-def _check_columns(
-    path: PathLike, entries: list[Entry], language: str, is_known: Callable[[str], bool]
-) -> None:
-    """Count known words in both columns, at the beginning where words are frequent."""
-    sides = list(zip(*entries[:N_LOOKED_AT], strict=True)) or [(), ()]
-    n_own, n_other = (sum(map(is_known, set(side))) for side in sides)
-    if n_other > max(2 * n_own, FEWEST):
-        raise InputError(
-            f"the columns look swapped: the model knows {n_own} words of the {language} column, "
-            f"{n_other} of the other",
-            file=path,
-            fix="name it after its columns, as en-de.txt, or swap them",
-        )
-
-
 RULES = ("unmatched", "special", "exact", "normalized", "dictionary", "composed", "folded")
 UNMATCHED, SPECIAL, EXACT, NORMALIZED, DICTIONARY, COMPOSED, FOLDED = range(len(RULES))
 Preference: TypeAlias = Literal["surface", "dictionary"]
+Meanings: TypeAlias = dict[str, int]  # translations with the number of dictionaries that have them
+
+LANGUAGE_PAIR = re.compile(r"([a-z]{2,3})-([a-z]{2,3})")
+# Columns are checked on this many first entries, and only if so many words are known.
+N_CHECKED, MIN_KNOWN = 1000, 10
 
 
 @dataclass(frozen=True, slots=True)
 class RowSources:
-    """A sparse matrix of means: part k adds `weights[k]` of row `sources[k]` to row `rows[k]`."""
+    """A sparse matrix of weighted means of rows.
+
+    Element k adds `weights[k]` times the old row `sources[k]` to the new row `rows[k]`.
+    """
 
     n_rows: int
     rows: IntArray
@@ -144,22 +62,20 @@ class RowSources:
 
 
 @dataclass(frozen=True, slots=True)
-class Glossary:
-    """Dictionaries, the language they lead to, and what goes first: they or a piece's own text.
+class DictionaryUse:
+    """A dictionary that was read: the numbers of its entries and of those that were used."""
 
-    In scripts that are not the model's own, they always do. Without `composes`, translations of
-    several pieces are left out.
-    """
-
-    paths: Sequence[PathLike]
-    language: str = "en"
-    prefer: Preference = "surface"
-    composes: bool = True
+    path: str
+    n_entries: int
+    n_used: int
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyMatch:
-    """The rule each new row was matched by, with and without the dictionaries, and its sources."""
+    """The rule that matched each new row, with and without dictionaries, and the rows' sources.
+
+    `n_unspelled` translations are unknown to the monolingual tokenizer.
+    """
 
     rules: RuleArray
     rules_without: RuleArray
@@ -169,35 +85,61 @@ class VocabularyMatch:
     n_unspelled: int
 
 
-def match_vocabularies(
-    new: Vocabulary, index: PieceIndex, glossary: Glossary | None = None
+def match_rows(
+    new: Vocabulary,
+    index: PieceIndex,
+    dictionaries: Sequence[PathLike] = (),
+    *,
+    language: str = "en",
+    prefer: Preference = "surface",
+    compose: bool = True,
 ) -> VocabularyMatch:
-    """Match every row of a new vocabulary with those of a monolingual one."""
+    """Match every row of a new vocabulary with the rows of a monolingual one.
+
+    Args:
+        new: The new vocabulary.
+        index: The pieces of the monolingual model.
+        dictionaries: Dictionaries from or to the language of the monolingual model.
+        language: That language.
+        prefer: Whether equal text ("surface") or a translation ("dictionary") comes first. In
+            scripts that are not the model's own, a translation always comes first.
+        compose: Use translations that the monolingual model splits into several pieces.
+    """
     rules, found = _match_texts(new, index)
     rules_without = rules.copy()
     for row in np.flatnonzero(rules == UNMATCHED).tolist():
-        numbers = map(index.find_folded, _spellings(new, row))
+        numbers = map(index.find_by_normalizer, _spellings(new, row))
         if (number := next((n for n in numbers if n is not None), None)) is not None:
             rules_without[row], found[row] = FOLDED, number
     uses: list[DictionaryUse] = []
     meanings: dict[int, Meanings] = {}
-    if glossary is not None:
-        free = _find_free(new, rules, index.own_scripts, glossary.prefer)
-        meanings, uses = _translate(new, index, free, glossary)
-    spelled = index.spell(word for words in meanings.values() for word in words)
-    n_unspelled = sum(not ids for ids in spelled.values())
-    if glossary is not None and not glossary.composes:
-        spelled = {word: ids if len(ids) == 1 else [] for word, ids in spelled.items()}
-    meanings = _keep_spelled(meanings, spelled)
+    if dictionaries:
+        is_foreign = np.array(
+            [
+                prefer == "dictionary" or find_script(t or "") not in index.own_scripts
+                for t in new.texts
+            ]
+        )
+        open_rows = np.flatnonzero((rules == UNMATCHED) | (is_foreign & (rules != SPECIAL)))
+        meanings, uses = _translate(new, index, open_rows.tolist(), dictionaries, language)
+    ids_of = index.tokenize_words(word for words in meanings.values() for word in words)
+    n_unspelled = sum(not ids for ids in ids_of.values())
+    if not compose:
+        ids_of = {word: ids if len(ids) == 1 else [] for word, ids in ids_of.items()}
+    meanings = _drop_unknown(meanings, ids_of)
     rules = rules_without.copy()
-    split = {word for word, ids in spelled.items() if len(ids) > 1}
+    split = {word for word, ids in ids_of.items() if len(ids) > 1}
     for row, words in meanings.items():
         rules[row] = DICTIONARY if split.isdisjoint(words) else COMPOSED
     return VocabularyMatch(
         rules,
         rules_without,
-        _gather_sources(rules, found, meanings, spelled),
-        {row: _order(words) for row, words in meanings.items()},
+        _gather_sources(rules, found, meanings, ids_of),
+        # The translation that most dictionaries have comes first.
+        {
+            row: sorted(words, key=words.__getitem__, reverse=True)
+            for row, words in meanings.items()
+        },
         uses,
         n_unspelled,
     )
@@ -214,16 +156,15 @@ def _match_texts(new: Vocabulary, index: PieceIndex) -> tuple[RuleArray, IntArra
         if text is None:
             continue
         spellings = _spellings(new, row)
-        tries = ((rule, find(each)) for rule, find in finders for each in spellings)
-        for rule, place in tries:
-            if place is not None:
-                rules[row], found[row] = rule, place
+        for rule, match in ((rule, find(each)) for rule, find in finders for each in spellings):
+            if match is not None:
+                rules[row], found[row] = rule, match
                 break
     return rules, found
 
 
 def _match_special(new: Vocabulary, mono: Vocabulary) -> dict[int, int]:
-    """Match special tokens: by what they do, others by name."""
+    """Match special tokens by their roles, others by name."""
     named = {
         token: number
         for number, token in enumerate(mono.tokens)
@@ -234,80 +175,68 @@ def _match_special(new: Vocabulary, mono: Vocabulary) -> dict[int, int]:
         for row, token in enumerate(new.tokens)
         if new.texts[row] is None and token in named
     }
-    # The first roles go last, to win where one token has several.
+    # Where one token has several roles, the first role is assigned last and wins.
     for role in reversed([role for role in new.roles if role in mono.roles]):
         matched[new.roles[role]] = mono.roles[role]
     return matched
 
 
 def _spellings(vocabulary: Vocabulary, row: int) -> tuple[str, ...]:
-    """Give the texts a piece may be found by: a lone one with a space in front and without."""
+    """Return the texts by which a piece may be found; standalone pieces with and without space."""
     text = vocabulary.texts[row] or ""
-    if row not in vocabulary.lone:
+    if row not in vocabulary.standalone:
         return (text,)
-    usual, surface = place_mark(text), text.removeprefix(" ")
+    usual, surface = guess_spacing(text), text.removeprefix(" ")
     return (usual, surface if usual != surface else " " + surface)
 
 
-def _find_free(
-    new: Vocabulary, rules: RuleArray, own_scripts: set[str], prefer: Preference
-) -> list[int]:
-    """List the rows that dictionaries may decide."""
-    foreign = (
-        prefer == "dictionary" or script_of(text or "") not in own_scripts for text in new.texts
-    )
-    is_foreign = np.fromiter(foreign, bool, len(new))
-    return np.flatnonzero((rules == UNMATCHED) | (is_foreign & (rules != SPECIAL))).tolist()
-
-
 def _translate(
-    new: Vocabulary, index: PieceIndex, rows: Sequence[int], glossary: Glossary
+    new: Vocabulary,
+    index: PieceIndex,
+    rows: Sequence[int],
+    dictionaries: Sequence[PathLike],
+    language: str,
 ) -> tuple[dict[int, Meanings], list[DictionaryUse]]:
     """Look up the pieces that are words."""
     words = {row: word for row in rows if (word := _word_of(new, row)) is not None}
-    wanted = set(map(normalize_text, words.values()))
-    translations, uses = read_translations(
-        glossary.paths, glossary.language, wanted, index.is_known
-    )
+    wanted = set(map(normalize_piece, words.values()))
+    translations, uses = read_translations(dictionaries, language, wanted, index.is_known)
     found = {
-        row: _drop_itself(translations.look_up(word), word, index) for row, word in words.items()
+        row: _drop_identical(translations.look_up(word), word, index) for row, word in words.items()
     }
     return {row: meanings for row, meanings in found.items() if meanings}, uses
 
 
-def _drop_itself(meanings: Meanings, word: str, index: PieceIndex) -> Meanings:
-    """Leave out that a word means itself, as MUSE says of many, if that is no piece.
+def _word_of(vocabulary: Vocabulary, row: int) -> str | None:
+    """Return the word that a piece may represent.
 
-    Where nothing else is said, it is a name, and its spelling all there is.
+    Inside words there are such pieces only in scripts without spaces: German `er` means "he", but
+    `##er` is an ending.
     """
-    itself = {word, normalize_text(word)}
+    text = vocabulary.texts[row]
+    if text is None or not (word := text.removeprefix(" ")) or not has_whole_characters(word):
+        return None
+    is_word = text != word or row in vocabulary.standalone or find_script(word) in UNSPACED_SCRIPTS
+    return word if is_word else None
+
+
+def _drop_identical(meanings: Meanings, word: str, index: PieceIndex) -> Meanings:
+    """Drop a word as its own translation, of which MUSE has many, unless it is a piece.
+
+    A word that has no other translation is a name; then its own spelling is kept.
+    """
+    itself = {word, normalize_piece(word)}
     if len(meanings) < 2 or itself.isdisjoint(meanings) or index.find_word(word) is not None:
         return meanings
     return {each: n for each, n in meanings.items() if each not in itself} or meanings
 
 
-def _word_of(vocabulary: Vocabulary, row: int) -> str | None:
-    """Give the word a piece may stand for.
-
-    In the middle of words only scripts without spaces have some: German `er` is "he", but `##er`
-    is an ending.
-    """
-    text = vocabulary.texts[row]
-    if text is None or not (word := text.removeprefix(" ")) or not is_whole(word):
-        return None
-    is_word = text != word or row in vocabulary.lone or script_of(word) in UNSPACED
-    return word if is_word else None
-
-
-def _keep_spelled(
-    meanings: Mapping[int, Meanings], spelled: Mapping[str, list[int]]
+def _drop_unknown(
+    meanings: Mapping[int, Meanings], ids_of: Mapping[str, list[int]]
 ) -> dict[int, Meanings]:
-    """Leave out translations without pieces, and pieces without translations."""
-    unspelled = {word for word, ids in spelled.items() if not ids}
+    """Drop translations without pieces, and rows without translations."""
     kept = {
-        row: words
-        if unspelled.isdisjoint(words)
-        else {word: n for word, n in words.items() if word not in unspelled}
+        row: {word: n for word, n in words.items() if ids_of[word]}
         for row, words in meanings.items()
     }
     return {row: words for row, words in kept.items() if words}
@@ -317,18 +246,18 @@ def _gather_sources(
     rules: RuleArray,
     found: IntArray,
     meanings: Mapping[int, Meanings],
-    spelled: Mapping[str, list[int]],
+    ids_of: Mapping[str, list[int]],
 ) -> RowSources:
-    """List the parts of all rows, in their order."""
+    """Return the sources of all rows, ordered by row."""
     single = np.setdiff1d(np.flatnonzero(rules != UNMATCHED), list(meanings))
     rows, sources, weights = [], [], []
     for row, words in meanings.items():
-        n_all = sum(words.values())
-        for word, n_files in words.items():
-            ids = spelled[word]
+        total = sum(words.values())
+        for word, n_dictionaries in words.items():
+            ids = ids_of[word]
             rows += [row] * len(ids)
             sources += ids
-            weights += [n_files / n_all / len(ids)] * len(ids)
+            weights += [n_dictionaries / total / len(ids)] * len(ids)
     all_rows = np.concatenate([single, np.array(rows, dtype=np.int64)])
     all_sources = np.concatenate([found[single], np.array(sources, dtype=np.int64)])
     all_weights = np.concatenate([np.ones(len(single)), weights]).astype(np.float32)
@@ -336,6 +265,81 @@ def _gather_sources(
     return RowSources(len(rules), all_rows[order], all_sources[order], all_weights[order])
 
 
-def _order(meanings: Meanings) -> list[str]:
-    """Put what most dictionaries say first."""
-    return sorted(meanings, key=meanings.__getitem__, reverse=True)
+class Translations:
+    """The translations of words; a word that is not found is looked up without regard to case."""
+
+    def __init__(self) -> None:
+        self._meanings: dict[str, Meanings] = {}
+        self._by_normalized: dict[str, list[Meanings]] = {}
+
+    def add(self, word: str, translation: str) -> None:
+        """Add a translation of a word."""
+        meanings = self._meanings.get(word)
+        if meanings is None:
+            meanings = self._meanings[word] = {}
+            self._by_normalized.setdefault(normalize_piece(word), []).append(meanings)
+        meanings[translation] = meanings.get(translation, 0) + 1
+
+    def look_up(self, word: str) -> Meanings:
+        """Return the translations of a word; an empty dictionary if there are none."""
+        if (meanings := self._meanings.get(word)) is not None:
+            return meanings
+        merged: Counter[str] = Counter()
+        for meanings in self._by_normalized.get(normalize_piece(word), ()):
+            merged.update(meanings)
+        return dict(merged)
+
+
+def read_translations(
+    paths: Sequence[PathLike],
+    language: str,
+    wanted: Collection[str],
+    is_known: Callable[[str], bool],
+) -> tuple[Translations, list[DictionaryUse]]:
+    """Read translations into a language of the words whose normalized form is wanted.
+
+    A file name like de-en.txt names the columns; by default the first column is in the language.
+    Columns that appear to be swapped, because the model knows more words of the other one, raise
+    an error.
+    """
+    translations, uses = Translations(), []
+    for path in paths:
+        entries = list(read_dictionary(path))
+        if not _is_first_column(path, language):
+            entries = [(word, other) for other, word in entries]
+        _check_columns(path, entries, language, is_known)
+        found = dict.fromkeys(
+            entry for entry in entries if entry[1] in wanted or normalize_piece(entry[1]) in wanted
+        )
+        for translation, word in found:
+            translations.add(word, translation)
+        uses.append(DictionaryUse(str(path), len(entries), len(found)))
+    return translations, uses
+
+
+def _is_first_column(path: PathLike, language: str) -> bool:
+    names = LANGUAGE_PAIR.fullmatch(Path(path).name.split(".")[0].lower())
+    if names is None:
+        return True
+    if language not in names.groups():
+        raise InputError(
+            f"the file name has no column of {language!r}, the language of the model",
+            file=path,
+            fix="set the language of the model, or remove the dictionary",
+        )
+    return names[1] == language
+
+
+def _check_columns(
+    path: PathLike, entries: list[Entry], language: str, is_known: Callable[[str], bool]
+) -> None:
+    """Raise an error if the model knows far more words of the other column, among the first."""
+    columns = list(zip(*entries[:N_CHECKED], strict=True)) or [(), ()]
+    n_own, n_other = (sum(map(is_known, set(column))) for column in columns)
+    if n_other > max(2 * n_own, MIN_KNOWN):
+        raise InputError(
+            f"the columns seem to be swapped: the model knows {n_own} words of the {language} "
+            f"column and {n_other} words of the other column",
+            file=path,
+            fix="name the file after its columns, for example en-de.txt, or swap them",
+        )
