@@ -1,3 +1,7 @@
+"""Bitext in three formats, sentences, and the errors of bad lines."""
+
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
@@ -5,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calque.errors import InputError
-from calque.io.bitext import infer_languages, read_bitext, write_bitext
+from calque.io.bitext import infer_languages, read_bitext, read_sentences, write_bitext
 from calque.io.files import SkippedLines
 from calque.types import SentencePair
 
@@ -22,7 +26,7 @@ def place(tmp_path):
     return write
 
 
-def refusal(*args, **options) -> InputError:
+def read_error(*args, **options) -> InputError:
     with pytest.raises(InputError) as caught:
         list(read_bitext(*args, **options))
     return caught.value
@@ -58,19 +62,19 @@ def test_pipes(place):
     ]
 
 
-def test_moses_files_keep_empty_lines_in_step(place):
+def test_moses_files_keep_empty_lines(place):
     files = (place("a\n\nc\n", "x.en"), place("A\nB\n\n", "x.de"))
     expected = [SentencePair("a", "A"), SentencePair("", "B"), SentencePair("c", "")]
     assert list(read_bitext(files)) == list(read_bitext(files, "moses")) == expected
 
 
-def test_a_tab_outweighs_pipes(place):
+def test_a_tab_takes_precedence_over_pipes(place):
     path = place("the ||| sign\tdas Zeichen |||\n")
     assert list(read_bitext(path)) == [SentencePair("the ||| sign", "das Zeichen |||")]
     assert list(read_bitext(place("a\tb ||| c\n"), "pipes")) == [SentencePair("a\tb", "c")]
 
 
-def test_sniffing_looks_past_bad_lines(place):
+def test_format_is_inferred_after_bad_lines(place):
     path = place(b"bad \xff\n\nnothing here\na ||| b\n")
     skipped = SkippedLines()
     assert list(read_bitext(path, skip_bad=skipped)) == [SentencePair("a", "b")]
@@ -84,23 +88,23 @@ def test_an_empty_file_holds_no_pairs(place):
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [
-        ("a\tb\nno separator\n", 2, "no tab"),
-        ("a\tb\n\nc\td\n", 2, "no tab"),
-        ("no separator\na\tb\n", 1, "no tab"),
-        ("no separator\n", 1, "no tab"),
-        ("a\tb\nc ||| d\n", 2, "no tab"),
-        ("a ||| b\nc\td\n", 2, "0 separators '|||'"),
-        ("a ||| b\nc d\n", 2, "0 separators '|||'"),
-        ("a ||| b\n\n", 2, "0 separators '|||'"),
-        ("a ||| b\nc ||| d ||| e\n", 2, "2 separators '|||'"),
-        ("a\tb\nc\0\td\n", 2, "NUL byte"),
-        ("\0\n", 1, "NUL byte"),
+        ("a\tb\nno separator\n", 2, "the line has no tab"),
+        ("a\tb\n\nc\td\n", 2, "the line has no tab"),
+        ("no separator\na\tb\n", 1, "the line has no tab"),
+        ("no separator\n", 1, "the line has no tab"),
+        ("a\tb\nc ||| d\n", 2, "the line has no tab"),
+        ("a ||| b\nc\td\n", 2, "the line has 0 separators '|||' instead of 1"),
+        ("a ||| b\nc d\n", 2, "the line has 0 separators '|||' instead of 1"),
+        ("a ||| b\n\n", 2, "the line has 0 separators '|||' instead of 1"),
+        ("a ||| b\nc ||| d ||| e\n", 2, "the line has 2 separators '|||' instead of 1"),
+        ("a\tb\nc\0\td\n", 2, "the line contains a NUL byte"),
+        ("\0\n", 1, "the line contains a NUL byte"),
         (b"a\tb\n\xff\td\n", 2, "invalid UTF-8 at byte 1"),
     ],
 )
-def test_bad_lines_are_named(place, text, line, problem):
+def test_bad_lines(place, text, line, problem):
     path = place(text)
-    error = refusal(path)
+    error = read_error(path)
     assert (error.file, error.line, error.problem) == (str(path), line, problem)
     assert error.fix
 
@@ -111,15 +115,15 @@ def test_bad_lines_can_be_skipped(place):
     pairs = list(read_bitext(path, skip_bad=lambda *line: skipped.append(line)))
     assert pairs == [SentencePair("a", "b"), SentencePair("c", "d")]
     assert skipped == [
-        (2, "no tab", "broken"),
-        (3, "no tab", ""),
+        (2, "the line has no tab", "broken"),
+        (3, "the line has no tab", ""),
         (4, "invalid UTF-8 at byte 1", "\\xff\tx"),
     ]
 
 
-def test_a_bad_moses_line_takes_its_partner_along(place):
+def test_a_bad_moses_line_drops_its_partner(place):
     src, tgt = place(b"a\n\xff\nc\nd\n", "x.en"), place("A\nB\nC\0\nD\n", "x.de")
-    error = refusal((src, tgt))
+    error = read_error((src, tgt))
     assert (error.file, error.line) == (str(src), 2)
     skipped = SkippedLines()
     pairs = list(read_bitext((src, tgt), skip_bad=skipped))
@@ -129,17 +133,17 @@ def test_a_bad_moses_line_takes_its_partner_along(place):
 
 @pytest.mark.parametrize(("n_src", "n_tgt"), [(3, 5), (5, 3), (0, 1), (4, 3)])
 @pytest.mark.parametrize("skip_bad", [None, SkippedLines()])
-def test_unequal_files_are_refused_with_both_counts(place, n_src, n_tgt, skip_bad):
+def test_unequal_files(place, n_src, n_tgt, skip_bad):
     src, tgt = place("s\n" * n_src, "x.en"), place("t\n" * n_tgt, "x.de")
-    error = refusal((src, tgt), skip_bad=skip_bad)
-    assert error.problem == f"{n_src} lines, but {tgt} has {n_tgt}"
+    error = read_error((src, tgt), skip_bad=skip_bad)
+    assert error.problem == f"the file has {n_src} lines, but {tgt} has {n_tgt}"
     assert error.file == str(src)
     assert f"line {min(n_src, n_tgt) + 1} has no counterpart" in error.fix
 
 
-def test_missing_files_are_named(tmp_path):
-    assert refusal(tmp_path / "absent.tsv").file == str(tmp_path / "absent.tsv")
-    assert refusal((SAMPLE, tmp_path / "absent.de")).file == str(tmp_path / "absent.de")
+def test_missing_files(tmp_path):
+    assert read_error(tmp_path / "absent.tsv").file == str(tmp_path / "absent.tsv")
+    assert read_error((SAMPLE, tmp_path / "absent.de")).file == str(tmp_path / "absent.de")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,7 @@ def test_missing_files_are_named(tmp_path):
         (("-", "-"), "auto"),
     ],
 )
-def test_senseless_requests_are_refused_at_once(paths, format):
+def test_invalid_arguments(paths, format):
     with pytest.raises(InputError):
         read_bitext(paths, format)
 
@@ -165,7 +169,7 @@ def test_tags_select_pairs(place):
     assert srcs(keep_tags=["x"]) == ["a"]
     assert srcs(keep_tags=["x", "y"], exclude_tags={"y"}) == ["a"]
     assert srcs(keep_tags=[]) == []
-    with pytest.raises(InputError, match="give a list"):
+    with pytest.raises(InputError, match="pass a list"):
         srcs(exclude_tags="xy")
 
 
@@ -175,7 +179,7 @@ PAIRS = st.lists(st.builds(SentencePair, SIDES, SIDES, st.none() | SIDES.filter(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=PAIRS)
-def test_tsv_survives_a_round_trip(tmp_path, pairs):
+def test_round_trip_of_tsv(tmp_path, pairs):
     path = tmp_path / "en-de.tsv.gz"
     assert write_bitext(path, pairs) == len(pairs)
     assert list(read_bitext(path)) == pairs
@@ -183,7 +187,7 @@ def test_tsv_survives_a_round_trip(tmp_path, pairs):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=PAIRS)
-def test_moses_files_survive_a_round_trip(tmp_path, pairs):
+def test_round_trip_of_moses_files(tmp_path, pairs):
     files = (tmp_path / "x.en", tmp_path / "x.de.zst")
     assert write_bitext(files, pairs) == len(pairs)
     assert list(read_bitext(files)) == [SentencePair(pair.src, pair.tgt) for pair in pairs]
@@ -191,7 +195,7 @@ def test_moses_files_survive_a_round_trip(tmp_path, pairs):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=PAIRS)
-def test_pipes_survive_a_round_trip_but_for_outer_spaces(tmp_path, pairs):
+def test_round_trip_of_pipes_strips_outer_spaces(tmp_path, pairs):
     path = tmp_path / "en-de.text"
     assert write_bitext(path, pairs, "pipes") == len(pairs)
     expected = [SentencePair(pair.src.strip(" "), pair.tgt.strip(" ")) for pair in pairs]
@@ -202,7 +206,7 @@ def test_pipes_survive_a_round_trip_but_for_outer_spaces(tmp_path, pairs):
     ("format", "src"),
     [("tsv", "a\tb"), ("tsv", "a\nb"), ("tsv", "a\0"), ("tsv", "a\r"), ("pipes", "a ||| b")],
 )
-def test_pairs_that_would_break_a_file_are_refused(tmp_path, format, src):
+def test_pairs_that_cannot_be_written(tmp_path, format, src):
     pairs = [SentencePair("fine", "fein"), SentencePair(src, "x")]
     with pytest.raises(InputError, match="pair 2"):
         write_bitext(tmp_path / "out", pairs, format)
@@ -225,5 +229,14 @@ def test_pairs_that_would_break_a_file_are_refused(tmp_path, format, src):
         ("-", None),
     ],
 )
-def test_languages_are_read_off_names(paths, languages):
+def test_languages_from_file_names(paths, languages):
     assert infer_languages(paths) == languages
+
+
+def test_sentences_without_blank_lines(place):
+    path = place(b"\na\nb\n\n \t\nc\n\xff\nd")
+    with pytest.raises(InputError, match="line 7"):
+        list(read_sentences(path))
+    skipped = SkippedLines()
+    assert list(read_sentences(path, skipped)) == ["a", "b", "c", "d"]
+    assert skipped.n_lines == 1

@@ -1,3 +1,7 @@
+"""Text files: compressions, line ends, invalid bytes, and output that is complete or absent."""
+
+from __future__ import annotations
+
 import gzip
 import io
 import lzma
@@ -38,7 +42,7 @@ PACK = {
 
 @pytest.fixture
 def place(tmp_path):
-    """Write bytes to a file and give its path."""
+    """Return a function that writes bytes to a file and returns its path."""
 
     def write(data: bytes, name: str = "text.txt") -> Path:
         path = tmp_path / name
@@ -48,8 +52,8 @@ def place(tmp_path):
     return write
 
 
-def refusal(path) -> InputError:
-    """Read a file that must be refused, and give the error."""
+def read_error(path) -> InputError:
+    """Return the error of reading an invalid file."""
     with pytest.raises(InputError) as caught:
         list(read_lines(path))
     assert "\n" not in str(caught.value)
@@ -57,7 +61,7 @@ def refusal(path) -> InputError:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_what_is_written_is_read_back(tmp_path, suffix):
+def test_round_trip(tmp_path, suffix):
     path = tmp_path / f"sample.tsv{suffix}"
     expected = SAMPLE.read_text("utf-8")
     with write_atomically(path) as stream:
@@ -67,14 +71,14 @@ def test_what_is_written_is_read_back(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_other_programs_files_are_read(place, suffix):
+def test_files_of_other_programs(place, suffix):
     data = SAMPLE.read_bytes()
     path = place(PACK[suffix](data), f"sample.tsv{suffix}")
     assert list(read_lines(path)) == data.decode().splitlines()
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES[1:])
-def test_concatenated_archives_are_read_through(place, suffix):
+def test_concatenated_archives(place, suffix):
     path = place(PACK[suffix](b"one\n") + PACK[suffix](b"two\n"), f"text{suffix}")
     assert list(read_lines(path)) == ["one", "two"]
 
@@ -82,7 +86,7 @@ def test_concatenated_archives_are_read_through(place, suffix):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(lines=st.lists(st.text(st.characters(exclude_characters="\n\r\0\ufeff", codec="utf-8"))))
 @pytest.mark.parametrize("suffix", ["", ".zst"])
-def test_any_lines_survive_a_round_trip(tmp_path, suffix, lines):
+def test_round_trip_of_any_lines(tmp_path, suffix, lines):
     path = tmp_path / f"lines{suffix}"
     with write_atomically(path) as stream:
         stream.writelines(line + "\n" for line in lines)
@@ -105,7 +109,7 @@ def test_only_newlines_end_a_line(place):
         (b"\xef\xbb\xbfa\n\xef\xbb\xbfb", ["a", "\ufeffb"]),
     ],
 )
-def test_edges_of_files(place, data, lines):
+def test_first_and_last_lines(place, data, lines):
     assert list(read_lines(place(data))) == lines
 
 
@@ -116,7 +120,7 @@ def test_a_line_longer_than_any_buffer(place, suffix):
     assert list(read_lines(path)) == ["a", long, "b"]
 
 
-def test_blocks_join_where_characters_are_cut(place):
+def test_characters_across_chunks(place):
     text = "x" + "€\n" * CHUNK_BYTES  # 4 bytes a line after 1: chunks end inside characters
     assert list(read_lines(place(text.encode()))) == text.splitlines()
 
@@ -136,14 +140,14 @@ def test_reading_takes_constant_memory(place, suffix):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("n_bytes", [1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 3])
-def test_chunks_are_the_bytes_of_the_file(place, suffix, n_bytes):
-    """Whatever they are: no line ends, no UTF-8, no byte order mark is looked for."""
+def test_chunks_are_bytes(place, suffix, n_bytes):
+    """Line ends, UTF-8 and byte order marks are not interpreted."""
     data = b"\xef\xbb\xbf\r\n\0\xff" + np.random.default_rng(n_bytes).bytes(n_bytes)
     path = place(PACK[suffix](data[:n_bytes]), f"bytes{suffix}")
     chunks = list(read_chunks(path))
     assert b"".join(chunks) == data[:n_bytes]
     assert all(chunks)
-    # zstandard gives what a piece of the file unpacks to, of random bytes hardly more than that.
+    # zstandard returns all that a piece of the file decompresses to.
     assert max(map(len, chunks)) <= CHUNK_BYTES * (2 if suffix == ".zst" else 1)
 
 
@@ -160,8 +164,8 @@ def list_open_files() -> list[str]:
     return [os.path.realpath(f"{folder}/{number}") for number in os.listdir(folder)]
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not tell")
-def test_a_file_is_opened_when_the_first_chunk_is_wanted_and_closed_with_the_rest_unread(place):
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_files_are_opened_late_and_closed_early(place):
     absent = read_chunks("absent")
     with pytest.raises(InputError, match="absent: no such file"):
         next(absent)
@@ -174,7 +178,7 @@ def test_a_file_is_opened_when_the_first_chunk_is_wanted_and_closed_with_the_res
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES[1:])
-def test_chunks_before_the_damage_come_first(place, suffix):
+def test_chunks_before_the_damage_are_read(place, suffix):
     packed = PACK[suffix](np.random.default_rng(0).bytes(4 * CHUNK_BYTES))
     chunks = read_chunks(place(packed[: len(packed) // 2], f"cut{suffix}"))
     assert next(chunks)
@@ -183,7 +187,7 @@ def test_chunks_before_the_damage_come_first(place, suffix):
 
 
 def run_python(code: str, *args: str, stdin: bytes = b"") -> str:
-    """Run code in a fresh interpreter and give what it printed."""
+    """Run code in a new interpreter and return its output."""
     command = [sys.executable, "-c", code, *args]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, input=stdin, stdout=subprocess.PIPE, env=env, check=True)
@@ -191,7 +195,7 @@ def run_python(code: str, *args: str, stdin: bytes = b"") -> str:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_standard_input_packed_or_not(monkeypatch, suffix):
+def test_standard_input_compressed_or_not(monkeypatch, suffix):
     buffer = io.BufferedReader(io.BytesIO(PACK[suffix]("één\ntwee".encode())))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(buffer))
     assert list(read_lines("-")) == ["één", "twee"]
@@ -212,21 +216,21 @@ def test_pipes_in_and_out():
     [
         (b"good\nbad \xff here\n", 2, "invalid UTF-8 at byte 5"),
         (b"good\ncut \xe2\x82", 2, "invalid UTF-8 at byte 5"),
-        (b"good\n\nnul\0\n", 3, "NUL byte"),
-        ("a\tb\n".encode("utf-16"), 1, "NUL byte"),
+        (b"good\n\nnul\0\n", 3, "the line contains a NUL byte"),
+        ("a\tb\n".encode("utf-16"), 1, "the line contains a NUL byte"),
         (b"a\n" * CHUNK_BYTES + b"\x80", CHUNK_BYTES + 1, "invalid UTF-8 at byte 1"),
     ],
 )
-def test_undecodable_lines_are_named(place, data, line, problem):
+def test_invalid_lines(place, data, line, problem):
     path = place(data)
-    error = refusal(path)
+    error = read_error(path)
     assert (error.file, error.line, error.problem) == (str(path), line, problem)
     assert error.fix
     assert str(path) in str(error)
     assert f"line {line}" in str(error)
 
 
-def test_undecodable_lines_can_be_skipped(place, tmp_path):
+def test_invalid_lines_can_be_skipped(place, tmp_path):
     path = place(b"one\nt\xffwo\nthree\nfo\0ur\nfive\r\n")
     with write_atomically(tmp_path / "skipped.tsv") as stream:
         skipped = SkippedLines(stream)
@@ -234,7 +238,7 @@ def test_undecodable_lines_can_be_skipped(place, tmp_path):
     assert skipped.n_lines == 2
     assert list(csv_columns(tmp_path / "skipped.tsv", 0, 1)) == [
         ("2", "invalid UTF-8 at byte 2"),
-        ("4", "NUL byte"),
+        ("4", "the line contains a NUL byte"),
     ]
 
 
@@ -245,47 +249,49 @@ def csv_columns(path: Path, *columns: int):
 
 @pytest.mark.parametrize("suffix", SUFFIXES[1:])
 @pytest.mark.parametrize("share", [0.3, 0.99])
-def test_truncated_archives_are_refused(place, suffix, share):
+def test_truncated_archives(place, suffix, share):
     packed = PACK[suffix](SAMPLE.read_bytes())
-    error = refusal(place(packed[: int(len(packed) * share)], f"cut{suffix}"))
+    error = read_error(place(packed[: int(len(packed) * share)], f"cut{suffix}"))
     assert "truncated" in error.problem
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES[1:])
-def test_damaged_archives_are_refused(place, suffix):
+def test_damaged_archives(place, suffix):
     packed = bytearray(PACK[suffix](np.random.default_rng(0).bytes(10_000).hex().encode()))
     packed[len(packed) // 2] ^= 255
     packed[len(packed) // 2 + 1] ^= 255
-    assert "damaged" in refusal(place(bytes(packed), f"damaged{suffix}")).problem
+    assert "damaged" in read_error(place(bytes(packed), f"damaged{suffix}")).problem
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES[1:])
 @pytest.mark.parametrize("data", [b"", b"plain text\n"])
-def test_a_suffix_that_lies_is_refused(place, suffix, data):
-    assert f"holds no {suffix} data" in refusal(place(data, f"plain{suffix}")).problem
+def test_a_wrong_suffix_is_an_error(place, suffix, data):
+    assert f"the content is not {suffix} data" in read_error(place(data, f"plain{suffix}")).problem
 
 
 @pytest.mark.parametrize("suffix", [".bz2", ".zip", ".lzma", ".BZ2", ".GZ"])
-def test_ways_to_pack_that_are_not_known_are_refused(tmp_path, suffix):
+def test_unsupported_compressions(tmp_path, suffix):
     path = tmp_path / f"lines{suffix}"
-    with pytest.raises(InputError, match=rf"{suffix} is not written \(use .gz, .xz, .zst or plain"):
+    with pytest.raises(
+        InputError, match=rf"{suffix} files are not supported \(use .gz, .xz"
+    ):
         write_atomically(path).__enter__()
-    with pytest.raises(InputError, match="is not written"):
+    with pytest.raises(InputError, match="not supported"):
         check_output_file(path, [])
     assert not list(tmp_path.iterdir())
     path.write_bytes(b"plain text\n")
-    with pytest.raises(InputError, match=f"{suffix} is not read"):
+    with pytest.raises(InputError, match=f"{suffix} files are not supported"):
         list(read_lines(path))
 
 
-def test_missing_files_and_folders_are_refused(tmp_path):
-    assert refusal(tmp_path / "absent.txt").fix == "check the path"
-    assert refusal(tmp_path).fix == "name a file, not a folder"
+def test_missing_files_and_directories(tmp_path):
+    assert read_error(tmp_path / "absent.txt").fix == "check the path"
+    assert read_error(tmp_path).fix == "pass the path of a file"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("interruption", [ValueError, KeyboardInterrupt])
-def test_a_failure_leaves_the_old_file_and_no_other(place, suffix, interruption):
+def test_a_failure_leaves_only_the_old_file(place, suffix, interruption):
     path = place(b"old", f"out{suffix}")
     with pytest.raises(interruption), write_atomically(path) as stream:
         stream.writelines(fail_after("new\n" * 10_000, interruption))
@@ -298,7 +304,7 @@ def fail_after(text: str, failure: type[BaseException]):
     raise failure
 
 
-def test_nothing_shows_before_the_end(tmp_path):
+def test_the_file_appears_at_the_end(tmp_path):
     path = tmp_path / "out.txt"
     with write_atomically(path) as stream:
         stream.write("text")
@@ -308,7 +314,7 @@ def test_nothing_shows_before_the_end(tmp_path):
     assert os.listdir(tmp_path) == ["out.txt"]
 
 
-def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
+def test_content_is_synced_before_the_rename(tmp_path, monkeypatch):
     calls = []
 
     def sync(handle):
@@ -347,7 +353,7 @@ def test_permissions_follow_the_umask(tmp_path):
     assert (tmp_path / "out.txt").stat().st_mode == (tmp_path / "plain.txt").stat().st_mode
 
 
-def test_links_stay_links(place, tmp_path):
+def test_symbolic_links_are_kept(place, tmp_path):
     target = place(b"old")
     (tmp_path / "link").symlink_to(target)
     with write_atomically(tmp_path / "link") as stream:
@@ -363,7 +369,7 @@ def test_devices_are_written_in_place():
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_a_full_device_is_named(binary):
+def test_full_device(binary):
     with (
         pytest.raises(InputError, match=r"/dev/full: no space left.*free some space"),
         write_atomically("/dev/full", binary=binary) as stream,
@@ -371,7 +377,7 @@ def test_a_full_device_is_named(binary):
         stream.write(b"text" if binary else "text")
 
 
-def test_a_full_standard_output_is_named(monkeypatch):
+def test_full_standard_output(monkeypatch):
     with open("/dev/full", "wb", buffering=0) as full:
         monkeypatch.setattr("sys.stdout", SimpleNamespace(buffer=full, flush=full.flush))
         with (
@@ -397,13 +403,13 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, suffix):
     assert os.listdir(tmp_path) == []
 
 
-def test_places_that_cannot_be_written_are_named(tmp_path):
+def test_unwritable_paths(tmp_path):
     for path in (tmp_path, tmp_path / "absent" / "out.txt"):
         with pytest.raises(InputError, match=str(path)), write_atomically(path) as stream:
             stream.write("text")
 
 
-def test_other_errors_stay_the_callers_own(tmp_path):
+def test_errors_of_the_caller_are_not_changed(tmp_path):
     with pytest.raises(FileNotFoundError), write_atomically(tmp_path / "out.txt"):
         open(tmp_path / "absent.txt").close()
     assert os.listdir(tmp_path) == []

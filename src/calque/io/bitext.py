@@ -1,12 +1,10 @@
-"""Bitext in and out: tab-separated lines, `a ||| b` lines, or two files side by side (Moses).
+"""Read and write bitext and text of one language.
 
-Without a named format, two paths are Moses files; otherwise the first line that holds a tab
-(TSV) or, failing that, `|||` (pipes) decides. Empty sides are kept, since aligners need the
-order of lines: `cleaning` drops them. A line without a separator is bad, even an empty one.
-
-Text of one language: a sentence a line.
-
-Sentences with names, `id ⇥ sentence`, and lists of named pairs: the files of BUCC.
+Bitext is a file of tab-separated lines (tsv), a file of `source ||| target` lines (pipes), or two
+files with one sentence per line (moses). The format is inferred: two paths are Moses files;
+otherwise the first line with a tab (tsv) or with `|||` (pipes) decides. Empty sides are kept,
+because aligners need the order of lines (`cleaning` drops them), but a line without a separator is
+an error, even an empty line.
 """
 
 from __future__ import annotations
@@ -39,7 +37,8 @@ BitextPaths: TypeAlias = PathLike | Sequence[PathLike]
 N_LINES_SNIFFED = 1000
 LANGUAGE = r"[a-z]{2,3}(?:_[A-Z][A-Za-z]+)?"
 LANGUAGE_PAIR = re.compile(f"({LANGUAGE})-({LANGUAGE})")
-BREAKING = {  # what a side may not hold, since the reader would cut there
+BUCC_LINE = re.compile(r"[a-z]{2,3}-[0-9]{9}\t")
+BREAKING = {  # characters that a side must not contain, because they would split it
     "tsv": re.compile(r"[\t\n\r\0]"),
     "pipes": re.compile(r"[\t\n\r\0]|\|\|\|"),
     "moses": re.compile(r"[\n\r\0]"),
@@ -53,47 +52,46 @@ def read_bitext(
     skip_bad: SkipBad | None = None,
     keep_tags: Collection[str] | None = None,
     exclude_tags: Collection[str] = (),
-    on_wide: Callable[[int], None] | None = None,
+    on_extra_columns: Callable[[int], None] | None = None,
 ) -> Iterator[SentencePair]:
-    """Read sentence pairs; a bad line is an InputError, or goes to `skip_bad`.
+    """Yield sentence pairs; a bad line is an InputError or is passed to `skip_bad`.
 
-    The tag is the third column of a TSV line; further columns are left unread, and `on_wide` hears
-    the numbers of lines that have some.
+    The tag is the third column of a TSV line. Further columns are ignored; `on_extra_columns` is
+    called with the number of each line that has any.
     """
     files = _split_paths(paths)
     if _resolve_format(files, format) == "moses":
         pairs = _read_moses(files[0], files[1], skip_bad)
     else:
-        pairs = _read_one_file(files[0], format, skip_bad, on_wide)
+        pairs = _read_one_file(files[0], format, skip_bad, on_extra_columns)
     return _select_tags(pairs, keep_tags, exclude_tags)
 
 
 def write_bitext(
     paths: BitextPaths, pairs: Iterable[SentencePair], format: BitextFormat = "auto"
 ) -> int:
-    """Write pairs as TSV, or to two paths as Moses files, and count them.
+    """Write pairs as TSV, or as Moses files if there are two paths, and return their number.
 
     Only TSV keeps the tags.
     """
     files = _split_paths(paths)
     resolved = _resolve_format(files, format)
-    lines_of, breaking, number = LINES_OF[resolved], BREAKING[resolved], 0
+    breaking, number = BREAKING[resolved], 0
     with ExitStack() as stack:
         streams = [stack.enter_context(write_atomically(file)) for file in files]
         for number, pair in enumerate(pairs, start=1):
             if any(map(breaking.search, (pair.src, pair.tgt, pair.tag or ""))):
-                raise InputError(
-                    f"pair {number} holds a separator or a line end", fix="clean the pairs first"
-                )
-            for stream, line in zip(streams, lines_of(pair), strict=True):
+                problem = f"pair {number} contains a separator or a line break"
+                raise InputError(problem, fix="clean the pairs first")
+            for stream, line in zip(streams, _format_pair(pair, resolved), strict=True):
                 stream.write(line + "\n")
     return number
 
 
 def infer_languages(paths: BitextPaths) -> tuple[str, str] | None:
-    """Guess the two languages from names such as `en-de.tsv.xz`, or `news.en` and `news.de`.
+    """Infer the two languages from names such as `en-de.tsv.xz`, or `news.en` and `news.de`.
 
-    >>> languages_of("europarl.en-pt_BR.tsv.gz")
+    >>> infer_languages("europarl.en-pt_BR.tsv.gz")
     ('en', 'pt_BR')
     """
     names = [_name_parts(path) for path in _split_paths(paths)]
@@ -107,10 +105,47 @@ def infer_languages(paths: BitextPaths) -> tuple[str, str] | None:
     return None
 
 
+def read_sentences(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[str]:
+    """Yield the lines of a file that are not blank."""
+    return (line for line in read_lines(path, skip_bad) if line.strip())
+
+
+def has_sentence_ids(path: PathLike) -> bool:
+    """Return whether the sentences of a file have ids as in BUCC, `en-000000001 ⇥ sentence`."""
+    first = next(scan_lines(path), "")
+    return isinstance(first, str) and BUCC_LINE.match(first) is not None
+
+
+def split_sentence_id(line: str, path: PathLike, number: int) -> tuple[str, str]:
+    """Return the id and the sentence of a line."""
+    name, tab, sentence = line.partition("\t")
+    if not tab or not name.strip():
+        problem, fix = "the line has no id followed by a tab", "write id TAB sentence"
+        raise InputError(problem, file=display_name(path), line=number, fix=fix)
+    return name.strip(), sentence.strip()
+
+
+def read_sentences_with_ids(path: PathLike) -> Iterator[tuple[str, str]]:
+    """Yield ids and sentences."""
+    for number, line in enumerate(read_lines(path), start=1):
+        yield split_sentence_id(line, path, number)
+
+
+def read_id_pairs(path: PathLike) -> Iterator[tuple[str, str]]:
+    """Yield pairs of columns, `source ⇥ target`, such as the ids of sentences."""
+    for number, line in enumerate(read_lines(path), start=1):
+        columns = [column.strip() for column in line.split("\t")]
+        if len(columns) != 2 or not all(columns):
+            problem, fix = "the line does not have two columns", "write source TAB target"
+            raise InputError(problem, file=display_name(path), line=number, fix=fix)
+        yield columns[0], columns[1]
+
+
 def _split_paths(paths: BitextPaths) -> tuple[PathLike, ...]:
     files = (paths,) if isinstance(paths, str | os.PathLike) else tuple(paths)
     if len(files) not in (1, 2):
-        raise InputError(f"{len(files)} files cannot make a bitext", fix="give one, or two")
+        problem = f"{len(files)} files were given as bitext"
+        raise InputError(problem, fix="pass one file, or two files side by side")
     if len(files) == 2 and os.fspath(files[0]) == os.fspath(files[1]):
         raise InputError(
             "both sides are the same file", file=display_name(files[0]), fix="give two"
@@ -122,7 +157,8 @@ def _resolve_format(files: Sequence[PathLike], format: BitextFormat) -> BitextFo
     if format not in ("auto", "tsv", "pipes", "moses"):
         raise InputError(f"unknown format {format!r}", fix="choose auto, tsv, pipes or moses")
     if format != "auto" and (format == "moses") != (len(files) == 2):
-        raise InputError(f"{len(files)} file(s) given as {format}", fix="only moses takes two")
+        problem = f"{len(files)} files were given with the format {format}"
+        raise InputError(problem, fix="pass two files for moses and one for the others")
     return "moses" if len(files) == 2 else "tsv" if format == "auto" else format
 
 
@@ -130,14 +166,15 @@ def _read_one_file(
     path: PathLike,
     format: BitextFormat,
     skip_bad: SkipBad | None,
-    on_wide: Callable[[int], None] | None,
+    on_extra_columns: Callable[[int], None] | None,
 ) -> Iterator[SentencePair]:
     parse, lines = _choose_parser(scan_lines(path), format)
     for number, line in enumerate(lines, start=1):
         pair = parse(line) if isinstance(line, str) else line
         if isinstance(pair, SentencePair):
-            if on_wide is not None and parse is _parse_tsv and cast(str, line).count("\t") > 2:
-                on_wide(number)
+            has_more = parse is _parse_tsv and cast(str, line).count("\t") > 2
+            if on_extra_columns is not None and has_more:
+                on_extra_columns(number)
             yield pair
         else:
             report_bad_line(pair, path, number, skip_bad)
@@ -146,7 +183,7 @@ def _read_one_file(
 def _choose_parser(
     lines: Iterator[str | BadLine], format: BitextFormat
 ) -> tuple[Callable[[str], SentencePair | BadLine], Iterator[str | BadLine]]:
-    """Give the parser of a format, sniffed if need be, and the lines still to be parsed."""
+    """Return the parser of a format, inferred from the first lines if it is auto, and all lines."""
     if format != "auto":
         return (_parse_pipes if format == "pipes" else _parse_tsv), lines
     sniffed: list[str | BadLine] = []
@@ -161,14 +198,15 @@ def _choose_parser(
 def _parse_tsv(line: str) -> SentencePair | BadLine:
     columns = line.split("\t", 3)
     if len(columns) < 2:
-        return BadLine("no tab", "write source TAB target, source ||| target, or two files", line)
+        return BadLine("the line has no tab", "write source TAB target, or source ||| target", line)
     return SentencePair(columns[0], columns[1], (columns[2] or None) if columns[2:] else None)
 
 
 def _parse_pipes(line: str) -> SentencePair | BadLine:
     n_separators = line.count("|||")
     if n_separators != 1:
-        return BadLine(f"{n_separators} separators '|||'", "write source ||| target", line)
+        reason = f"the line has {n_separators} separators '|||' instead of 1"
+        return BadLine(reason, "write source ||| target", line)
     src, _, tgt = line.partition("|||")
     return SentencePair(src.strip(" "), tgt.strip(" "))
 
@@ -181,7 +219,7 @@ def _read_moses(src: PathLike, tgt: PathLike, skip_bad: SkipBad | None) -> Itera
         elif a is None or b is None:
             n_longer = number + sum(1 for _ in (tgt_lines if a is None else src_lines))
             n_src, n_tgt = (number - 1, n_longer) if a is None else (n_longer, number - 1)
-            problem = f"{n_src} lines, but {display_name(tgt)} has {n_tgt}"
+            problem = f"the file has {n_src} lines, but {display_name(tgt)} has {n_tgt}"
             fix = f"line {number} has no counterpart: make the files equally long"
             raise InputError(problem, file=display_name(src), fix=fix)
         elif isinstance(a, BadLine):
@@ -194,85 +232,24 @@ def _select_tags(
     pairs: Iterator[SentencePair], keep: Collection[str] | None, exclude: Collection[str]
 ) -> Iterator[SentencePair]:
     if isinstance(keep, str) or isinstance(exclude, str):
-        raise InputError(f"tags given as one string: {keep or exclude!r}", fix="give a list")
+        problem = f"tags must be a list, not the string {keep or exclude!r}"
+        raise InputError(problem, fix="pass a list")
     if keep is not None:
         pairs = (pair for pair in pairs if pair.tag in keep)
     return (pair for pair in pairs if pair.tag not in exclude) if exclude else pairs
 
 
-def _tsv_lines(pair: SentencePair) -> tuple[str, ...]:
+def _format_pair(pair: SentencePair, format: BitextFormat) -> tuple[str, ...]:
+    """Return the lines of a pair: one, or two for Moses files."""
+    if format == "moses":
+        return pair.src, pair.tgt
+    if format == "pipes":
+        return (f"{pair.src} ||| {pair.tgt}",)
     return (f"{pair.src}\t{pair.tgt}" + (f"\t{pair.tag}" if pair.tag else ""),)
 
 
-def _pipes_lines(pair: SentencePair) -> tuple[str, ...]:
-    return (f"{pair.src} ||| {pair.tgt}",)
-
-
-def _moses_lines(pair: SentencePair) -> tuple[str, ...]:
-    return pair.src, pair.tgt
-
-
-LINES_OF = {"tsv": _tsv_lines, "pipes": _pipes_lines, "moses": _moses_lines}
-
-
 def _name_parts(path: PathLike) -> list[str]:
-    """Split a file name at its dots, without the suffix of a compression."""
+    """Return the parts of a file name between dots, without the suffix of a compression."""
     name = Path(path).name
     suffix = Path(name).suffix
     return (name.removesuffix(suffix) if suffix in MAGIC_BYTES else name).split(".")
-
-
-def read_sentences(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[str]:
-    """Read the lines of a file that are not blank."""
-    return (line for line in read_lines(path, skip_bad) if line.strip())
-
-
-def read_paragraphs(
-    path: PathLike, skip_bad: SkipBad | None = None, max_sentences: int = 1000
-) -> Iterator[list[str]]:
-    """Read the groups of lines between blank lines, cut at `max_sentences` to bound memory."""
-    paragraph: list[str] = []
-    for line in read_lines(path, skip_bad):
-        if line.strip():
-            paragraph.append(line)
-        if paragraph and (not line.strip() or len(paragraph) >= max_sentences):
-            yield paragraph
-            paragraph = []
-    if paragraph:
-        yield paragraph
-
-
-BUCC_LINE = re.compile(r"[a-z]{2,3}-[0-9]{9}\t")
-
-
-def has_sentence_ids(path: PathLike) -> bool:
-    """Tell whether a file names its sentences as BUCC does, `en-000000001 ⇥ sentence`."""
-    first = next(scan_lines(path), "")
-    return isinstance(first, str) and BUCC_LINE.match(first) is not None
-
-
-def split_sentence_id(line: str, path: PathLike, number: int) -> tuple[str, str]:
-    """Part a line into name and sentence."""
-    name, tab, sentence = line.partition("\t")
-    if not tab or not name.strip():
-        fix = "write id TAB sentence on every line"
-        raise InputError("no id before a tab", file=display_name(path), line=number, fix=fix)
-    return name.strip(), sentence.strip()
-
-
-def read_sentences_with_ids(path: PathLike) -> Iterator[tuple[str, str]]:
-    """Read names and sentences."""
-    for number, line in enumerate(read_lines(path), start=1):
-        yield split_sentence_id(line, path, number)
-
-
-def read_id_pairs(path: PathLike) -> Iterator[tuple[str, str]]:
-    """Read pairs, `source ⇥ target`, of names or of whatever else holds no tab."""
-    for number, line in enumerate(read_lines(path), start=1):
-        columns = [column.strip() for column in line.split("\t")]
-        if len(columns) != 2 or not all(columns):
-            fix = "write source TAB target on every line"
-            raise InputError(
-                f"not a pair: {line[:40]!r}", file=display_name(path), line=number, fix=fix
-            )
-        yield columns[0], columns[1]

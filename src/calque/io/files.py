@@ -1,7 +1,7 @@
-r"""Text files in and out: plain, .gz, .xz and .zst, streamed, written whole or not at all.
+r"""Read and write text files: plain, .gz, .xz and .zst, streamed; output appears complete or not.
 
-A line ends at "\n" and nowhere else (U+2028 and its like are text); one "\r" before it goes.
-The path "-" means standard input, packed or not, and standard output.
+A line ends at "\n" only (U+2028 and similar characters are text); one "\r" before it is removed.
+The path "-" means standard input, compressed or not, or standard output.
 """
 
 from __future__ import annotations
@@ -28,24 +28,27 @@ PathLike: TypeAlias = str | os.PathLike[str]
 SkipBad: TypeAlias = Callable[[int, str, str], None]  # line number, reason, text
 
 CHUNK_BYTES = 1 << 20
-ZSTD_CHUNK_BYTES = 1 << 10  # one byte may unpack to 32 KiB
+ZSTD_CHUNK_BYTES = 1 << 10  # one byte may decompress to 32 KiB
 BOM = b"\xef\xbb\xbf"
 MAGIC_BYTES = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}
-# Ways to pack that are neither read nor written: plain text under such a name would mislead.
-FOREIGN = frozenset({".bz2", ".lzma", ".lz4", ".7z", ".zip", ".tar", ".tgz"})
-PARTIAL_NAME = ".calque-*.partial"  # what a file is called until it is whole
+# Formats that are not supported: plain text under such a name would be misleading.
+UNSUPPORTED = frozenset({".bz2", ".lzma", ".lz4", ".7z", ".zip", ".tar", ".tgz"})
+PARTIAL_NAME = ".calque-*.partial"  # name of a file until it is complete
+NUL_BYTE = "the line contains a NUL byte"
+NUL_BYTE_FIX = "remove it, or convert the file from UTF-16 to UTF-8"
+UTF8_FIX = "convert the file to UTF-8, for example with iconv"
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FIXES = {
     errno.ENOENT: "check the path",
-    errno.EISDIR: "name a file, not a folder",
+    errno.EISDIR: "pass the path of a file",
     errno.EACCES: "check the permissions",
-    **dict.fromkeys(DISK_FULL, "free some space or write elsewhere"),
+    **dict.fromkeys(DISK_FULL, "free some space or choose another output"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that cannot be used: why, how to mend it, and what stood there."""
+    """A line that cannot be used: the reason, how to fix it, and its text."""
 
     reason: str
     fix: str
@@ -53,19 +56,19 @@ class BadLine:
 
 
 class SkippedLines:
-    """Count bad lines and, given a stream, list them there: number, reason, text."""
+    """Count bad lines and, given a stream, list them there: line number, reason, text."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream, self.n_lines = stream, 0
 
     def __call__(self, number: int, reason: str, text: str) -> None:
-        """Note one bad line."""
+        """Count one bad line and write it to the list."""
         self.n_lines += 1
         if self.stream is not None:
             self.stream.write(f"{number}\t{reason}\t{text}\n")
 
     def of(self, path: PathLike) -> SkipBad:
-        """Give what notes the bad lines of one file of several: its name before the reason."""
+        """Return a handler for the bad lines of one file among several, which names the file."""
         return lambda number, reason, text: self(number, f"{display_name(path)}: {reason}", text)
 
 
@@ -96,50 +99,53 @@ def count_input_lines(path: PathLike, *, skip_bad: bool = False) -> int | None:
 
 
 def scan_lines(path: PathLike) -> Iterator[str | BadLine]:
-    """Read the lines of a file, with the undecodable ones in their places."""
+    """Yield the lines of a file, with a BadLine for each line that cannot be decoded."""
     return chain.from_iterable(map(_decode_block, _line_blocks(read_chunks(path))))
 
 
 def report_bad_line(bad: BadLine, path: PathLike, number: int, skip_bad: SkipBad | None) -> None:
-    """Hand a bad line to `skip_bad`, or raise the error that names it."""
+    """Pass a bad line to `skip_bad`, or raise an InputError that names the file and line."""
     if skip_bad is None:
         raise InputError(bad.reason, file=display_name(path), line=number, fix=bad.fix)
     skip_bad(number, bad.reason, bad.text)
 
 
 def display_name(path: PathLike) -> str:
-    """Give the name a path has in messages."""
+    """Return the name of a path in messages."""
     return "standard input" if os.fspath(path) == "-" else os.fspath(path)
 
 
 def open_skip_list(path: Path | None, stack: ExitStack) -> SkippedLines | None:
-    """Open a list of bad lines, if one is wanted; it is there when the stack ends well."""
+    """Open a file that lists bad lines, or return None; it appears when the stack ends well."""
     return None if path is None else SkippedLines(stack.enter_context(write_atomically(path)))
 
 
 def check_output_file(path: Path, inputs: Iterable[str]) -> None:
-    """Refuse a file that cannot be written, or that is also read."""
-    _refuse_foreign(path, "written")
+    """Raise InputError if a file cannot be written or is also an input."""
+    _check_suffix(path)
     if not path.parent.is_dir():
-        raise InputError("its folder does not exist", file=path, fix=f"mkdir -p {path.parent}")
+        problem = "the file cannot be created: its folder does not exist"
+        raise InputError(problem, file=path, fix=f"mkdir -p {path.parent}")
     if path.is_dir():
-        raise InputError("a folder", file=path, fix="name a file")
+        raise InputError("this is a directory", file=path, fix="pass the path of a file")
     for other in inputs:
         if path.exists() and os.path.exists(other) and os.path.samefile(path, other):
-            raise InputError("both read and written", file=path, fix="write to another file")
+            problem = "the file is both input and output"
+            raise InputError(problem, file=path, fix="choose another output")
 
 
 def check_skip_list(
     path: Path | None, inputs: Iterable[PathLike], output: Path | None = None
 ) -> None:
-    """Refuse a list of bad lines that would take the place of what is read or written."""
+    """Raise InputError if the list of bad lines would replace an input or the output."""
     if path is None:
         return
     check_output_file(path, [os.fspath(other) for other in inputs])
     if output is None or (output.exists() and not output.is_file()):
         return
     if os.path.realpath(path) == os.path.realpath(output):
-        raise InputError("both -o and --skip-bad", file=output, fix="name two files")
+        problem = "the file is both -o and --skip-bad"
+        raise InputError(problem, file=output, fix="choose two files")
 
 
 @overload
@@ -153,24 +159,25 @@ def write_atomically(
 def write_atomically(
     path: PathLike, *, binary: bool = False
 ) -> AbstractContextManager[TextIO] | AbstractContextManager[BinaryIO]:
-    """Open a stream that becomes the file when the block ends well, and leaves no trace if not.
+    """Open a stream that becomes the file when the block ends without an error.
 
-    The suffix decides the compression. Devices and pipes are written in place.
+    After an error nothing is left, and an older file is unchanged. The suffix decides the
+    compression. Devices and pipes are written in place.
     """
     return _write_bytes(path) if binary else _write_text(path)
 
 
 def check_writable_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written into, before the work for it is done."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise InputError("is not a folder", file=there, fix="give another name")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError("permission denied", file=there, fix="write elsewhere")
+    """Raise InputError if a folder cannot be created or written to."""
+    found = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not found.is_dir():
+        raise InputError("this is not a folder", file=found, fix="choose another path")
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise InputError("permission denied", file=found, fix="choose another folder")
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove what a killed process left half-written in a folder that only one writes to."""
+    """Remove incomplete files that a killed process left in a folder with a single writer."""
     for leftover in folder.glob(PARTIAL_NAME):
         leftover.unlink()
 
@@ -185,7 +192,7 @@ def sync_path(path: Path) -> None:
 
 
 def _line_blocks(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Cut chunks anew after line ends, so that each block decodes on its own."""
+    """Yield blocks that end at line ends, so that each can be decoded on its own."""
     pending = [next(chunks, b"").removeprefix(BOM)]
     for chunk in chain([pending.pop()], chunks):
         head, newline, tail = chunk.rpartition(b"\n")
@@ -211,22 +218,21 @@ def _decode_block(block: bytes) -> list[str] | list[str | BadLine]:
 def _decode_line(line: bytes) -> str | BadLine:
     text = line.decode(errors="backslashreplace").removesuffix("\r")
     if b"\0" in line:
-        return BadLine("NUL byte", "remove it, or convert the file from UTF-16 to UTF-8", text)
+        return BadLine(NUL_BYTE, NUL_BYTE_FIX, text)
     try:
         return line.decode().removesuffix("\r")
     except UnicodeDecodeError as error:
-        reason = f"invalid UTF-8 at byte {error.start + 1}"
-        return BadLine(reason, "convert the file to UTF-8, for example with iconv", text)
+        return BadLine(f"invalid UTF-8 at byte {error.start + 1}", UTF8_FIX, text)
 
 
 def read_chunks(path: PathLike) -> Iterator[bytes]:
-    """Give the bytes of a file, unpacked, in blocks as they are read."""
+    """Yield the bytes of a file, decompressed, in chunks."""
     try:
         with _open_bytes(path) as raw:
-            packing = _recognize_packing(raw, path)
-            yield from _unpack(raw, packing)
+            compression = _detect_compression(raw, path)
+            yield from _decompress(raw, compression)
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-        problem = f"damaged or truncated {packing} data: {error}"
+        problem = f"damaged or truncated {compression} data: {error}"
         raise InputError(
             problem, file=display_name(path), fix="fetch or compress it again"
         ) from error
@@ -240,16 +246,18 @@ def _open_bytes(path: PathLike) -> AbstractContextManager[io.BufferedReader]:
     return open(path, "rb")
 
 
-def _refuse_foreign(path: PathLike, verb: str) -> None:
+def _check_suffix(path: PathLike) -> None:
     suffix = Path(path).suffix
-    if suffix.lower() in FOREIGN or (suffix not in MAGIC_BYTES and suffix.lower() in MAGIC_BYTES):
+    if suffix.lower() in UNSUPPORTED or (
+        suffix not in MAGIC_BYTES and suffix.lower() in MAGIC_BYTES
+    ):
         fix = f"use {', '.join(MAGIC_BYTES)} or plain text"
-        raise InputError(f"{suffix} is not {verb}", file=display_name(path), fix=fix)
+        raise InputError(f"{suffix} files are not supported", file=display_name(path), fix=fix)
 
 
-def _recognize_packing(raw: io.BufferedReader, path: PathLike) -> str:
-    """Tell the compression by the suffix, or for standard input by the first bytes."""
-    _refuse_foreign(path, "read")
+def _detect_compression(raw: io.BufferedReader, path: PathLike) -> str:
+    """Return the compression by the suffix or, for standard input, by the first bytes."""
+    _check_suffix(path)
     start = raw.peek(max(map(len, MAGIC_BYTES.values())))
     if os.fspath(path) == "-":
         return next(
@@ -257,35 +265,35 @@ def _recognize_packing(raw: io.BufferedReader, path: PathLike) -> str:
         )
     suffix = Path(path).suffix
     if not start.startswith(MAGIC_BYTES.get(suffix, b"")):
-        fix = "rename the file after what it holds, or compress it"
-        raise InputError(f"holds no {suffix} data", file=display_name(path), fix=fix)
+        problem = f"the content is not {suffix} data"
+        raise InputError(problem, file=display_name(path), fix="rename or compress the file")
     return suffix if suffix in MAGIC_BYTES else ""
 
 
-def _unpack(raw: io.BufferedReader, packing: str) -> Iterator[bytes]:
-    if packing == ".zst":
-        yield from _unpack_zstd(raw)
+def _decompress(raw: io.BufferedReader, compression: str) -> Iterator[bytes]:
+    if compression == ".zst":
+        yield from _decompress_zstd(raw)
         return
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-    with openers.get(packing, nullcontext)(raw) as stream:
+    with openers.get(compression, nullcontext)(raw) as stream:
         yield from iter(partial(stream.read, CHUNK_BYTES), b"")
 
 
-def _unpack_zstd(raw: io.BufferedReader) -> Iterator[bytes]:
-    """Unpack frame after frame; zstandard's own reader takes a truncated file for a whole one."""
+def _decompress_zstd(raw: io.BufferedReader) -> Iterator[bytes]:
+    """Decompress frame by frame; zstandard's own reader accepts a truncated file as complete."""
     import zstandard
 
     frame = zstandard.ZstdDecompressor().decompressobj()
     try:
-        while packed := frame.unused_data or raw.read(ZSTD_CHUNK_BYTES):
+        while compressed := frame.unused_data or raw.read(ZSTD_CHUNK_BYTES):
             if frame.eof:
                 frame = zstandard.ZstdDecompressor().decompressobj()
-            data = frame.decompress(packed)
+            data = frame.decompress(compressed)
             yield from (data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES))
     except zstandard.ZstdError as error:
         raise EOFError(str(error)) from error
     if not frame.eof:
-        raise EOFError("the last frame has no end")
+        raise EOFError("the last frame is incomplete")
 
 
 @contextmanager
@@ -295,30 +303,30 @@ def _write_text(path: PathLike) -> Iterator[TextIO]:
         try:
             yield text
         finally:
-            text.detach()  # flushes, and leaves the stream open for its owner
+            text.detach()  # flushes the text and leaves the stream open
 
 
 @contextmanager
 def _write_bytes(path: PathLike) -> Iterator[BinaryIO]:
     try:
-        with _destination(path) as raw, _pack(raw, Path(path).suffix) as stream:
+        with _destination(path) as raw, _compress(raw, Path(path).suffix) as stream:
             yield stream
     except OSError as error:
         if error.errno in DISK_FULL:
             is_stdout = os.fspath(path) == "-"
             raise _explain(error, "standard output" if is_stdout else path) from error
-        raise  # the caller's own: a file it could not read, a closed pipe
+        raise  # an error of the caller, such as an input that cannot be read
 
 
 def _destination(path: PathLike) -> AbstractContextManager[BinaryIO]:
     if os.fspath(path) == "-":
         return _standard_output()
-    _refuse_foreign(path, "written")
+    _check_suffix(path)
     is_special = os.path.exists(path) and not os.path.isfile(path)
     target = Path(os.path.realpath(path))
     beside = target.with_name(PARTIAL_NAME.replace("*", secrets.token_hex(4)))
     try:
-        return open(path, "wb") if is_special else _take_place(open(beside, "xb"), target)
+        return open(path, "wb") if is_special else _replace_at_end(open(beside, "xb"), target)
     except OSError as error:
         raise _explain(error, path) from error
 
@@ -331,7 +339,7 @@ def _standard_output() -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _take_place(raw: io.BufferedWriter, target: Path) -> Iterator[BinaryIO]:
+def _replace_at_end(raw: io.BufferedWriter, target: Path) -> Iterator[BinaryIO]:
     try:
         with raw:
             yield raw
@@ -344,8 +352,8 @@ def _take_place(raw: io.BufferedWriter, target: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def _pack(raw: BinaryIO, suffix: str) -> AbstractContextManager[BinaryIO]:
-    if suffix == ".gz":  # without a name and a time, equal text gives equal bytes
+def _compress(raw: BinaryIO, suffix: str) -> AbstractContextManager[BinaryIO]:
+    if suffix == ".gz":  # no name and no time: equal text gives equal bytes
         return cast(
             AbstractContextManager[BinaryIO], gzip.GzipFile("", "wb", 6, fileobj=raw, mtime=0)
         )
@@ -354,12 +362,12 @@ def _pack(raw: BinaryIO, suffix: str) -> AbstractContextManager[BinaryIO]:
     if suffix == ".zst":
         import zstandard
 
-        packer = zstandard.ZstdCompressor(write_checksum=True)
-        return cast(AbstractContextManager[BinaryIO], packer.stream_writer(raw, closefd=False))
+        compressor = zstandard.ZstdCompressor(write_checksum=True)
+        return cast(AbstractContextManager[BinaryIO], compressor.stream_writer(raw, closefd=False))
     return nullcontext(raw)
 
 
 def _explain(error: OSError, path: PathLike) -> InputError:
-    """Turn the system's error into one that names the file and the fix."""
+    """Return an InputError for a system error, which names the file and the fix."""
     fix = FIXES.get(error.errno or 0)
     return InputError((error.strerror or str(error)).lower(), file=display_name(path), fix=fix)
