@@ -1,9 +1,9 @@
-"""Text to training batches: speed and memory of preparing a large bitext and batching it.
+"""Speed and memory of preparing a large bitext and of building training batches from it.
 
     python benchmarks/text_pipeline.py en-de.tsv.xz en-zh.tsv.xz --gigabytes 1 --workers 8
 
-The bitext is made of the files' own lines, round after round; a number at the end of both sides
-keeps them distinct. Without a file, the tests' sample makes a small one. Needs Linux.
+The lines of the files are repeated up to the size; a number at the end of both sides makes them
+distinct. By default a small bitext is made of the tests' sample. Requires Linux.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-# Only light imports here: the processes that tokenise import this file, too.
+# No heavy imports here: the processes that tokenize import this file, too.
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "tests" / "data" / "en-de.tsv"
@@ -31,7 +31,7 @@ BATCH_TOKENS = 131_072
 
 
 def make_bitext(paths: list[Path], folder: Path, n_bytes: int) -> int:
-    """Write files of equal size; return how many rounds the shortest one took."""
+    """Write files of equal size; return how often the shortest input was repeated."""
     n_rounds = 0
     for path in paths:
         n_left = n_bytes // len(paths)
@@ -53,7 +53,7 @@ def read_rounds(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def make_recipe(folder: Path, tokenizer: str) -> Any:
-    from calque.training.recipe import check_recipe
+    from calque.training.recipe_io import parse_recipe
 
     source = {"path": str(folder / "*.tsv"), "kind": "bitext"}
     kinds = ("masked_lm", "translation_lm")
@@ -63,18 +63,16 @@ def make_recipe(folder: Path, tokenizer: str) -> Any:
         "data": {"sources": [source]},
         "objectives": [{"kind": kind, "batch_tokens": BATCH_TOKENS} for kind in kinds],
     }
-    return check_recipe(content, "benchmark")
+    return parse_recipe(content, "benchmark")
 
 
 def prepare(options: argparse.Namespace) -> dict[str, float]:
-    """Run the project's own preparation: read, clean, tokenise, store."""
-    from calque.training.start import prepare_text
+    """Read, clean, tokenize and store the bitext."""
+    from calque.training.sources import prepare_text
 
     recipe, folder = make_recipe(options.folder, options.tokenizer), options.folder / "prepared"
     start, cpu_start = time.perf_counter(), cpu_seconds()
-    corpora = prepare_text(
-        recipe, options.folder, folder, say=lambda text: None, n_workers=options.workers
-    )
+    corpora = prepare_text(recipe, options.folder, folder, n_workers=options.workers)
     return {
         "pairs": sum(corpus.cleaning["n_read"] for corpus in corpora),
         "tokens": sum(sum(corpus.n_tokens) for corpus in corpora),
@@ -84,14 +82,15 @@ def prepare(options: argparse.Namespace) -> dict[str, float]:
 
 
 def build_batches(options: argparse.Namespace, n_loaders: int) -> dict[str, float]:
-    """Build batches of MLM and TLM in turn, as a compiled training step gets them."""
+    """Build batches of MLM and TLM in turn, of the fixed shape of a compiled training step."""
     import torch
 
     from calque.objectives import build_objective
-    from calque.objectives.base import Marks
-    from calque.tokens.streams import load_batches, seed_of
+    from calque.tokens.sampling import derive_seed
+    from calque.tokens.streams import load_batches
+    from calque.tokens.tokenizer import SpecialTokens
     from calque.training.data import open_stream
-    from calque.training.start import open_text
+    from calque.training.sources import open_text
 
     torch.set_num_threads(1)  # as in a loading process
     recipe, folder = make_recipe(options.folder, options.tokenizer), options.folder / "prepared"
@@ -102,24 +101,24 @@ def build_batches(options: argparse.Namespace, n_loaders: int) -> dict[str, floa
             prepared,
             folder,
             recipe.data,
-            Marks.of(tokenizer),
-            seed=seed_of(recipe.seed, number),
+            SpecialTokens.of(tokenizer),
+            seed=derive_seed(recipe.seed, number),
             fixed_shape=True,
         ).training
         for number, settings in enumerate(recipe.objectives)
     ]
     loaders = [load_batches(stream, n_workers=n_loaders) for stream in streams]
     for loader in loaders:
-        next(loader)  # the first batch comes after the processes' start and a block's shuffling
+        next(loader)  # the first batch waits for the start of processes
     start, cpu_start, n_tokens = time.perf_counter(), cpu_seconds(), 0
     while time.perf_counter() < start + options.seconds:
         n_tokens += sum(next(loader)[1].tokens.n_real for loader in loaders)
-    cpu = 0.0 if n_loaders else cpu_seconds() - cpu_start  # loaders are still at work
+    cpu = 0.0 if n_loaders else cpu_seconds() - cpu_start  # loaders are still running
     return {"tokens": n_tokens, "seconds": time.perf_counter() - start, "cpu": cpu}
 
 
 def cpu_seconds() -> float:
-    """Give the CPU time of this process and of those it has seen the end of."""
+    """Return the CPU time of this process and of its finished children."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
 
@@ -132,10 +131,10 @@ STEPS: dict[str, Callable[[argparse.Namespace], dict[str, float]]] = {
 
 
 class MemoryWatch(threading.Thread):
-    """Follows a process and its descendants: the peak of each, and those of their sum.
+    """Records the peak memory of a process and its descendants, and of their sum.
 
-    The sum counts a page that several share once, and again without the pages of mapped files,
-    which the system takes back when it needs them.
+    The sum counts shared pages once; a second sum excludes the pages of mapped files, which the
+    system can reclaim.
     """
 
     def __init__(self, pid: int) -> None:
@@ -151,7 +150,7 @@ class MemoryWatch(threading.Thread):
                     self.peaks[pid] = read_mib(pid, "status", "VmHWM:")
                     for k, key in enumerate(("Pss:", "Pss_Anon:")):
                         sums[k] += read_mib(pid, "smaps_rollup", key)
-                except (OSError, IndexError):  # it has ended
+                except (OSError, IndexError):  # the process has ended
                     continue
             self.total, self.without_files = map(max, sums, (self.total, self.without_files))
             time.sleep(0.2)
@@ -175,7 +174,7 @@ def read_mib(pid: int, file: str, key: str) -> float:
 
 
 def run_step(step: str, options: argparse.Namespace) -> tuple[dict[str, float], MemoryWatch]:
-    """Run a step in its own process, since the peak of memory is a process's."""
+    """Run a step in its own process, to measure its peak memory."""
     command = [sys.executable, __file__, "--step", step, "--folder", str(options.folder)]
     for name in ("workers", "loaders", "seconds", "tokenizer"):
         command += [f"--{name}", str(getattr(options, name))]
@@ -195,7 +194,7 @@ def show(options: argparse.Namespace, n_rounds: int) -> None:
 
     n_bytes = sum(path.stat().st_size for path in options.folder.glob("*.tsv"))
     title = f"{n_bytes / 1e6:,.0f} MB, {n_rounds} rounds, {options.workers} workers"
-    table = Table("step", title=f"{title}, {options.loaders} loaders an objective")
+    table = Table("step", title=f"{title}, {options.loaders} loaders per objective")
     speed = ("seconds", "MB/s", "pairs/s", "tokens/s", "tokens/CPU s")
     memory = ("main MiB", "largest child MiB", "sum MiB", "without files")
     for column in (*speed, *memory):
@@ -220,12 +219,16 @@ def show(options: argparse.Namespace, n_rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("paths", nargs="*", type=Path, metavar="FILE", help="en-de.tsv.xz and such")
+    parser.add_argument("paths", nargs="*", type=Path, metavar="FILE", help="bitext files")
     parser.add_argument("--gigabytes", type=float, help="default: 1, or 0.005 without a file")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="that tokenise")
-    parser.add_argument("--loaders", type=int, default=2, help="that build batches, an objective")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of building batches")
-    parser.add_argument("--tokenizer", default=str(TOKENIZER), help="a folder")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count(), help="processes that tokenize"
+    )
+    parser.add_argument(
+        "--loaders", type=int, default=2, help="processes per objective that build batches"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of building batches")
+    parser.add_argument("--tokenizer", default=str(TOKENIZER), help="tokenizer folder")
     parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

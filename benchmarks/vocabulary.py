@@ -2,11 +2,10 @@
 
     python benchmarks/vocabulary.py --muse DATA/muse
 
-The vocabularies are of SentencePiece's and WordPiece's kind and hold the words of MUSE dictionaries
-and parts of them; 45 dictionaries of 100,000 entries repeat and extend MUSE's. Without --muse all
-words are drawn. Beside it a plain program does it one token at a time, as one writes it with
-`transformers`; it knows less (no folding, no scripts, no marks that BERT cuts off). Last comes the
-filling of rows, of drawn numbers.
+The SentencePiece and WordPiece vocabularies consist of the words of MUSE dictionaries and of parts
+of them; 45 dictionaries of 100,000 entries repeat and extend MUSE's. Without --muse all words are
+random. For comparison, a simple program matches one token at a time with `transformers`; it has no
+normalizer rule, no scripts and no standalone pieces. The last row is the initialization of weights.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from calque.growth.initialize import combine_rows, draw_like
-from calque.growth.match import RULES, Glossary, VocabularyMatch, match_vocabularies
+from calque.growth.match import RULES, VocabularyMatch, match_rows
 from calque.io.dictionaries import read_dictionary
 from calque.tokens.vocabularies import PieceIndex, Vocabulary
 
@@ -40,11 +39,11 @@ N_LANGUAGES = 45
 LETTERS = "abcdefghijklmnopqrstuvwxyzäöüéèñçабвгдежзиклмнопрстуαβγδεζηθικλμνξπρστ"
 
 
-# The case.
+# Input.
 
 
 def draw_words(n_words: int, generator: random.Random, alphabet: str) -> list[str]:
-    """Draw words that look like words in their lengths only."""
+    """Draw random words with realistic lengths."""
     words: dict[str, None] = {}
     while len(words) < n_words:
         length = min(14, 2 + int(generator.expovariate(0.25)))
@@ -53,7 +52,7 @@ def draw_words(n_words: int, generator: random.Random, alphabet: str) -> list[st
 
 
 def read_muse(folder: Path) -> tuple[dict[str, list[tuple[str, str]]], list[str], list[str]]:
-    """Read the dictionaries out of English; list the English words and the others."""
+    """Read the dictionaries from English; also return the English words and the others."""
     entries: dict[str, list[tuple[str, str]]] = {}
     for path in sorted(folder.glob("en-??.*.txt")):
         code = path.name[3:5]
@@ -71,7 +70,7 @@ def write_dictionaries(
     n_entries: int,
     generator: random.Random,
 ) -> list[Path]:
-    """Write 45 dictionaries of equal size; what a real one lacks is drawn."""
+    """Write 45 dictionaries of equal size; missing entries are random."""
     codes = [*entries, *(f"{a}{b}" for a in "qxyz" for b in "abcdefghijklmnopqrst")][:N_LANGUAGES]
     paths = []
     for code in codes:
@@ -88,16 +87,18 @@ def write_dictionaries(
     return paths
 
 
-def make_pieces(words: list[str], n_pieces: int, mark: Callable[[str, bool], str]) -> list[str]:
-    """Take half of the pieces from whole words, a tenth capitalised; the others are parts."""
+def make_pieces(
+    words: list[str], n_pieces: int, format_piece: Callable[[str, bool], str]
+) -> list[str]:
+    """Return pieces: half of them whole words, a tenth capitalized; the rest are parts of words."""
     pieces: dict[str, None] = {}
     for share, make in (
-        (0.4, lambda word: mark(word, True)),
-        (0.5, lambda word: mark(word.capitalize(), True)),
-        (0.7, lambda word: mark(word[-4:], False)),
-        (0.85, lambda word: mark(word[:5], True)),
-        (1.0, lambda word: mark(word[1:], False)),
-        (1.0, lambda word: mark(word[2:-1], False)),
+        (0.4, lambda word: format_piece(word, True)),
+        (0.5, lambda word: format_piece(word.capitalize(), True)),
+        (0.7, lambda word: format_piece(word[-4:], False)),
+        (0.85, lambda word: format_piece(word[:5], True)),
+        (1.0, lambda word: format_piece(word[1:], False)),
+        (1.0, lambda word: format_piece(word[2:-1], False)),
     ):
         made = iter(dict.fromkeys(make(word) for word in words if len(word) > 3))
         pieces |= dict.fromkeys(islice(made, int(share * n_pieces) - len(pieces)))
@@ -131,13 +132,13 @@ def wrap(tokenizer: Tokenizer, special: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
 
 
-# The plain program.
+# The simple program.
 
 
-def match_plainly(
+def match_simply(
     new: PreTrainedTokenizerFast, mono: PreTrainedTokenizerFast, paths: list[Path]
 ) -> dict[int, list[int]]:
-    """Find the sources of each row, one token at a time."""
+    """Return the sources of each row, one token at a time."""
     known = mono.get_vocab()
     meanings: dict[str, dict[str, None]] = {}
     for path in paths:
@@ -177,12 +178,12 @@ def measure(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - start, result
 
 
-def agree(match: VocabularyMatch, plain: dict[int, list[int]]) -> float:
-    """Give the share of the plain program's rows that have the same sources here."""
+def compare(match: VocabularyMatch, simple: dict[int, list[int]]) -> float:
+    """Return the fraction of the simple program's rows that have the same sources."""
     bounds = np.searchsorted(match.sources.rows, np.arange(len(match.rules) + 1))
     same = [
         set(sources) == set(match.sources.sources[bounds[row] : bounds[row + 1]].tolist())
-        for row, sources in plain.items()
+        for row, sources in simple.items()
     ]
     return sum(same) / len(same)
 
@@ -190,8 +191,8 @@ def agree(match: VocabularyMatch, plain: dict[int, list[int]]) -> float:
 def fill(match: VocabularyMatch, n_old: int, hidden: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     rows = combine_rows(torch.randn((n_old, hidden), generator=generator), match.sources)
-    free = torch.from_numpy(match.rules == RULES.index("unmatched"))
-    rows[free] = draw_like(rows[~free], int(free.sum()), generator)
+    unmatched = torch.from_numpy(match.rules == RULES.index("unmatched"))
+    rows[unmatched] = draw_like(rows[~unmatched], int(unmatched.sum()), generator)
     return rows
 
 
@@ -220,17 +221,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         words = (english, others)
         paths = write_dictionaries(Path(folder), entries, words, options.entries, generator)
-        seconds, match = measure(
-            lambda: match_vocabularies(Vocabulary.of(new), PieceIndex(mono), Glossary(paths))
-        )
+        seconds, match = measure(lambda: match_rows(Vocabulary.of(new), PieceIndex(mono), paths))
         counts = np.bincount(match.rules, minlength=len(RULES))
         note = ", ".join(f"{rule} {n:,}" for rule, n in zip(RULES, counts, strict=True))
         rows = [describe("calque", seconds, note)]
-        seconds, found = measure(lambda: match_plainly(new, mono, paths))
-        note = f"{len(found):,} rows matched, {agree(match, found):.1%} of them as by calque"
-        rows.append(describe("plain program", seconds, note))
+        seconds, found = measure(lambda: match_simply(new, mono, paths))
+        note = f"{len(found):,} rows matched, {compare(match, found):.1%} of them equal"
+        rows.append(describe("simple program", seconds, note))
     seconds, _ = measure(lambda: fill(match, len(mono), options.hidden))
-    rows.append(describe(f"filling × {options.hidden}", seconds, "means and draws"))
+    rows.append(describe(f"weights × {options.hidden}", seconds, "means and draws"))
     sizes = f"{len(new):,} × {len(mono):,} pieces"
     title = f"{sizes}, {len(paths)} dictionaries of {options.entries:,} entries"
     table = Table(title=title)
