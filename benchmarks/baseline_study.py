@@ -139,7 +139,7 @@ def find_languages(options: argparse.Namespace) -> list[str]:
 
 def find_tested(options: argparse.Namespace, tasks: Sequence[str], data: Path) -> list[str]:
     """Return those of the languages for which some task has a test."""
-    from calque.evaluation.grid.grid import choose_languages
+    from calque.evaluation.grid.run_grid import choose_languages
     from calque.evaluation.registry import TASKS
     from calque.evaluation.settings import TaskSettings
 

@@ -6,13 +6,13 @@ import lzma
 from pathlib import Path
 
 import pytest
-from calque.evaluation.grid.cells import make_rows
 
 from calque.errors import InputError
-from calque.evaluation.grid.grid import plan_cells
-from calque.evaluation.grid.model_specs import find_entrants
-from calque.evaluation.grid.runner import CellRunner
-from calque.evaluation.registry import find_kinds
+from calque.evaluation.grid.model_specs import find_models
+from calque.evaluation.grid.run_grid import plan_grid
+from calque.evaluation.grid.runner import Runner
+from calque.evaluation.grid.task_run import build_records
+from calque.evaluation.registry import find_tasks
 from calque.evaluation.settings import TaskSettings
 from calque.evaluation.tasks.machine_translation import (
     choose_directions,
@@ -162,18 +162,18 @@ def test_the_task_in_both_directions(translator_folder: Path, news: Path) -> Non
 
 
 def test_the_task_in_a_grid(translator_folder: Path, tiny_folder: Path, news: Path) -> None:
-    kinds = find_kinds(["translation"])
+    tasks = find_tasks(["translation"])
     folders = [f"good={translator_folder}", f"plain={tiny_folder}", f"floor=random:{tiny_folder}"]
-    entrants = find_entrants(folders, of_vectors=False)
-    cells, _ = plan_cells(entrants, kinds, [1], news, languages=["en-de"])
-    runner = CellRunner("cpu")
-    results = [runner.run(cell) for cell in cells]
-    (row,) = make_rows(cells[0], results[0])
+    models = find_models(folders)
+    runs, _ = plan_grid(models, tasks, [1], news, languages=["en-de"])
+    runner = Runner("cpu")
+    results = [runner.run(run) for run in runs]
+    (row,) = build_records(runs[0], results[0])
     assert row["language"] == "en-de" and row["metric"] == "bleu"
     assert row["value"] == pytest.approx(100) and "nrefs:1" in row["notes"]["bleu"]
-    assert "is no encoder–decoder" in (results[1].error or "")
-    assert "random weights translate nothing" in (results[2].error or "")
-    assert [cell.seed for cell in cells] == [None, None, 1]
+    assert "is not an encoder–decoder" in (results[1].error or "")
+    assert "a model with random weights cannot translate" in (results[2].error or "")
+    assert [run.seed for run in runs] == [None, None, 1]
 
 
 def test_what_a_model_was_not_taught(translator_folder: Path, news: Path) -> None:

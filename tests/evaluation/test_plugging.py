@@ -15,10 +15,10 @@ import torch
 from calque import cli
 from calque.errors import InputError
 from calque.evaluation.finetuning.plug_in import Paired, PluggedTokens, read_plugged
-from calque.evaluation.grid.grid import plan_cells
-from calque.evaluation.grid.model_specs import find_entrants
-from calque.evaluation.grid.runner import CellRunner
-from calque.evaluation.registry import find_kinds
+from calque.evaluation.grid.model_specs import find_models
+from calque.evaluation.grid.run_grid import plan_grid
+from calque.evaluation.grid.runner import Runner
+from calque.evaluation.registry import find_tasks
 from calque.evaluation.settings import TaskSettings
 from calque.evaluation.tasks.classification import (
     ClassExamples,
@@ -240,22 +240,20 @@ def test_a_grid_plugs_in_what_a_folder_holds(veco: Veco, tiny_folder: Path, tmp_
     veco.publish(folder, dtype=torch.float32, state=veco.model.state_dict())
     chosen = {"setting": "translate-train-all", "plug": "in", "epochs": 1, "train_examples": 6}
     names = [f"veco={folder}", f"floor=random:{tiny_folder}", f"plain={tiny_folder}"]
-    entrants = find_entrants(names, of_vectors=False)
-    kinds = find_kinds(["pawsx"])
-    cells, _ = plan_cells(entrants, kinds, [1], DATA, languages=["de"], chosen=chosen)
-    runner = CellRunner("cpu")
-    results = {cell.entrant.name: runner.run(cell) for cell in cells}
+    models = find_models(names)
+    tasks = find_tasks(["pawsx"])
+    runs, _ = plan_grid(models, tasks, [1], DATA, languages=["de"], settings=chosen)
+    runner = Runner("cpu")
+    results = {run.model.name: runner.run(run) for run in runs}
     for name in ("veco", "floor"):
         assert results[name].error is None
-        assert (
-            results[name].outcomes[0].counts["paired_by_line"] == results[name].outcomes[0].n_items
-        )
+        assert results[name].scores[0].counts["paired_by_line"] == results[name].scores[0].n_items
     assert "no cross-attention" in (results["plain"].error or "")
-    out, _ = plan_cells(entrants[:1], kinds, [1], DATA, chosen=chosen | {"plug": "out"})
+    out, _ = plan_grid(models[:1], tasks, [1], DATA, settings=chosen | {"plug": "out"})
     assert runner.run(out[0]).error is None
-    assert out[0].config != cells[0].config
+    assert out[0].config != runs[0].config
     (folder / "veco" / "model.safetensors").write_bytes(b"other")
-    assert entrants[0].hash() != cells[0].config.split("-")[2]
+    assert models[0].hash() != runs[0].config.split("-")[2]
 
 
 def test_the_command_warns_of_missing_translations(
@@ -285,8 +283,8 @@ def test_the_command_warns_of_missing_translations(
     assert cli.run([*command, "--set", "plug=in", "-o", str(tmp_path / "in")]) == 0
     found = capfd.readouterr().err
     assert [line for line in found.splitlines() if "warning" in line] == [
-        "warning: veco, xnli: no translation of 5 examples to learn from, 4 of 4 tests of en, "
-        "6 of 6 tests of de: read alone, as with plug=out"
+        "warning: veco, xnli: 5 training examples, 4 of 4 tests of en, 6 of 6 tests of de have no "
+        "translation and are read alone, as with plug=out"
     ]
     assert cli.run([*command, "--set", "plug=out", "-o", str(tmp_path / "out")]) == 0
     assert "warning" not in capfd.readouterr().err

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from calque.errors import InputError
-from calque.evaluation.grid.grid import choose_languages, choose_next
 from calque.evaluation.grid.model_specs import ModelSpec
+from calque.evaluation.grid.run_grid import choose_languages, choose_next
 from calque.evaluation.grid.run_progress import TimeEstimate
 from calque.evaluation.grid.runner import (
     breaks_process,

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calque.errors import InputError
-from calque.evaluation.grid.grid import execute_runs, find_state, plan_grid, select_runs
 from calque.evaluation.grid.model_specs import find_models
 from calque.evaluation.grid.results_folder import (
     ResultsFolder,
     check_results_folder,
     read_results_folder,
 )
+from calque.evaluation.grid.run_grid import execute_runs, find_state, plan_grid, select_runs
 from calque.evaluation.grid.run_progress import RunProgress
 from calque.evaluation.grid.task_run import Record, RunResult, TaskRun, build_records
 from calque.evaluation.registry import find_tasks

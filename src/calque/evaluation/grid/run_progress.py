@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from calque.evaluation.grid.grid import Event, RunSaved, RunStarted
+from calque.evaluation.grid.run_grid import Event, RunSaved, RunStarted
 from calque.evaluation.grid.runner import RunAdvanced
 
 if TYPE_CHECKING:
