@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from calque.cli import run
-from calque.cli.sentence_commands import clean
+from calque.cli.bitext_commands import clean
 from calque.io.cleaning import CleaningRules
 
 PAIRS = [
     ("Good morning!", "Guten Morgen!"),
-    ("Good  morning, Tom\u00a0! ", "Guten Morgen, Tom!"),  # tidied
-    ("Good morning!", "Guten Morgen!"),  # there already
+    ("Good  morning, Tom\u00a0! ", "Guten Morgen, Tom!"),  # normalized
+    ("Good morning!", "Guten Morgen!"),  # a duplicate
     ("", "Leer."),
     ("Tom", "Tom"),
     ("Yes.", "Ja, natürlich, sehr gern, wann immer Sie es wünschen und wo."),
@@ -31,13 +31,13 @@ def bitext(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("en-de.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
 
 
-def test_pairs_are_kept_or_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_are_kept_or_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["clean", "en-de.tsv", "-o", "out.tsv.gz", "--report", "report.json"]) == 0
     with gzip.open("out.tsv.gz", "rt", encoding="utf-8") as stream:
         kept = "Good morning!\tGuten Morgen!\nGood morning, Tom !\tGuten Morgen, Tom!\n"
         assert stream.read() == kept
-    said = capsys.readouterr().err
-    assert said.startswith("out.tsv.gz: kept 2 of 8 (25.0%); dropped: ")
+    error = capsys.readouterr().err
+    assert error.startswith("out.tsv.gz: kept 2 of 8 (25.0%); dropped: ")
     report = json.loads(Path("report.json").read_text("utf-8"))
     assert sum(report["dropped"].values()) == 6
     assert report["examples"]["wrong script"] == [["It rains.", "Идёт дождь."]]
@@ -54,21 +54,21 @@ def test_two_sides_and_other_rules(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Path("out.de").read_text("utf-8").splitlines()
     assert lines == [PAIRS[number][1] for number in wanted]
     assert len(Path("out.en").read_text("utf-8").splitlines()) == len(lines)
-    assert "scripts are not checked" not in capsys.readouterr().err
+    assert "scripts were not checked" not in capsys.readouterr().err
 
 
 def test_scripts_need_languages(capsys: pytest.CaptureFixture[str]) -> None:
     Path("en-de.tsv").rename("text.tsv")
     assert run(["clean", "text.tsv", "-o", "out.tsv"]) == 0
-    said = capsys.readouterr().err
-    assert "scripts are not checked: no languages in the names" in said
-    assert "kept 3 of 8" in said
+    error = capsys.readouterr().err
+    assert "scripts were not checked: the file names do not tell the languages" in error
+    assert "kept 3 of 8" in error
     assert run(["clean", "text.tsv", "-o", "out.tsv", "--languages", "en-de"]) == 0
-    said = capsys.readouterr().err
-    assert "kept 2 of 8" in said and "not checked" not in said
+    error = capsys.readouterr().err
+    assert "kept 2 of 8" in error and "not checked" not in error
 
 
-def test_columns_that_are_not_kept_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_extra_columns_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         (*pair, "tatoeba", "0.9", "http://example.org")[: 3 + 2 * (n > 0)]
         for n, pair in enumerate(PAIRS)
@@ -76,10 +76,10 @@ def test_columns_that_are_not_kept_are_told(capsys: pytest.CaptureFixture[str]) 
     Path("en-de.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
     assert run(["clean", "en-de.tsv", "-o", "out.tsv"]) == 0
     assert all(line.count("\t") == 2 for line in Path("out.tsv").read_text("utf-8").splitlines())
-    said = capsys.readouterr().err
-    assert "; 7 lines with more than three columns, of which the rest is left out (line 2 " in said
+    error = capsys.readouterr().err
+    assert "; 7 lines have more than three columns, and the rest was left out (line 2 " in error
     Path("en-de.txt").write_text("a b\tc\td\te ||| x y z\n")
-    assert run(["clean", "en-de.txt", "-o", "out.tsv", "--input", "pipes"]) == 0
+    assert run(["clean", "en-de.txt", "-o", "out.tsv", "--input-format", "pipes"]) == 0
     assert "columns" not in capsys.readouterr().err
 
 
@@ -87,7 +87,7 @@ def test_bad_lines_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     with open("en-de.tsv", "ab") as stream:
         stream.write(b"no tab\n\xff\tx\n")
     assert run(["clean", "en-de.tsv", "-o", "out.tsv"]) == 2
-    assert "en-de.tsv, line 9: no tab" in capsys.readouterr().err
+    assert "en-de.tsv, line 9: the line has no tab" in capsys.readouterr().err
     assert not Path("out.tsv").exists()
     assert run(["clean", "en-de.tsv", "-o", "out.tsv", "--skip-bad", "bad"]) == 0
     assert "2 bad lines skipped" in capsys.readouterr().err
@@ -97,22 +97,31 @@ def test_bad_lines_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ([], "0 outputs (give -o FILE, or -o twice: a file a side)"),
-        (["-o", "en-de.tsv"], "en-de.tsv: both read and written"),
+        ([], "0 output files were given (choose one TSV file, or two files, one per side)"),
+        (["-o", "en-de.tsv"], "en-de.tsv: the file is both input and output"),
         (["-o", "a", "-o", "a"], "both sides are the same file"),
-        (["-o", "a", "--report", "a"], "-o, --report and --skip-bad (name different files)"),
-        (["-o", "a", "--report", "b", "--skip-bad", "./b"], "(name different files)"),
+        (
+            ["-o", "a", "--report", "a"],
+            "bad lines need different files",
+        ),
+        (
+            ["-o", "a", "--report", "b", "--skip-bad", "./b"],
+            "(choose other file names)",
+        ),
         (["-o", "a", "--set", "max_rato=2"], "--set max_rato: no such rule; did you mean max_rat"),
-        (["-o", "a", "--set", "max_ratio"], "--set max_ratio: not of the form key=value"),
+        (["-o", "a", "--set", "max_ratio"], "--set max_ratio does not have the form"),
         (["-o", "a", "--set", "max_ratio=x"], "--set max_ratio: Input should be a valid number"),
-        (["-o", "a", "--set", "max_ratio=0.5"], "max_ratio=0.5 drops all (give 1 or more)"),
-        (["-o", "a", "--set", "max_nonletters=60"], "max_nonletters=60 is no share (give 0 to 1"),
-        (["-o", "a", "--set", "min_words=-1"], "min_words=-1 (give 0 or more)"),
-        (["-o", "a", "--languages", "de"], "--languages de is no pair (write de-en)"),
-        (["-o", "a", "--input", "csv"], "csv"),
+        (["-o", "a", "--set", "max_ratio=0.5"], "max_ratio is 0.5 (choose 1 or more)"),
+        (
+            ["-o", "a", "--set", "max_nonletters=60"],
+            "max_nonletters is 60 (choose a share",
+        ),
+        (["-o", "a", "--set", "min_words=-1"], "min_words is -1 (choose 0 or more)"),
+        (["-o", "a", "--languages", "de"], "'de' does not name two languages"),
+        (["-o", "a", "--input-format", "csv"], "unknown format 'csv'"),
     ],
 )
-def test_bad_options_leave_nothing(
+def test_invalid_options_write_nothing(
     options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["clean", "en-de.tsv", *options]) == 2
@@ -121,10 +130,10 @@ def test_bad_options_leave_nothing(
     assert [path.name for path in Path().iterdir()] == ["en-de.tsv"]
 
 
-def test_the_help_tells_the_defaults() -> None:
-    told = " ".join((clean.__doc__ or "").split())
+def test_the_help_lists_the_defaults() -> None:
+    text = " ".join((clean.__doc__ or "").split())
     for field in fields(CleaningRules):
         if isinstance(field.default, bool):
-            assert field.name in told
+            assert field.name in text
         else:
-            assert f"{field.name} {str(field.default).lower()}" in told
+            assert f"{field.name} {str(field.default).lower()}" in text

@@ -1,3 +1,7 @@
+"""Cleaning: every rule by example, properties, counts, and `clean_bitext`."""
+
+from __future__ import annotations
+
 import json
 import re
 import unicodedata
@@ -15,6 +19,7 @@ from calque.io.bitext import read_bitext
 from calque.io.cleaning import (
     CleaningReport,
     CleaningRules,
+    clean_bitext,
     clean_pairs,
     clean_sentences,
     normalize_text,
@@ -32,8 +37,8 @@ LAX = CleaningRules(
 )
 
 
-def sift(pairs, rules, languages=None):
-    """Clean (source, target) tuples; give what was kept and the reasons of the rest."""
+def clean_tuples(pairs, rules, languages=None):
+    """Clean (source, target) tuples; return the kept ones and the reasons of the others."""
     report = CleaningReport()
     kept = list(clean_pairs([SentencePair(*pair) for pair in pairs], rules, report, languages))
     return [(pair.src, pair.tgt) for pair in kept], dict(report.dropped)
@@ -48,7 +53,7 @@ def test_real_pairs_are_kept(language):
     assert report.n_normalized == 0
 
 
-def test_tags_and_order_survive(monkeypatch):
+def test_tags_and_order_are_kept(monkeypatch):
     monkeypatch.setattr(cleaning, "BLOCK_ITEMS", 3)
     pairs = [SentencePair(f"sentence {i:03}", f"Satz  {i:03}", f"tag{i}") for i in range(20)]
     dropped = [SentencePair("tidied ", "")]
@@ -58,9 +63,9 @@ def test_tags_and_order_survive(monkeypatch):
     assert report.n_normalized == 20
 
 
-def test_empty_sides_always_go():
-    assert sift([("", "x"), ("x", ""), ("x", "y")], LAX) == ([("x", "y")], {"empty": 2})
-    assert sift([(" \t", "x")], replace(LAX, normalize=True)) == ([], {"empty": 1})
+def test_empty_sides_are_always_dropped():
+    assert clean_tuples([("", "x"), ("x", ""), ("x", "y")], LAX) == ([("x", "y")], {"empty": 2})
+    assert clean_tuples([(" \t", "x")], replace(LAX, normalize=True)) == ([], {"empty": 1})
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,7 @@ def test_empty_sides_always_go():
         ({"min_words": 2, "max_words": 3}, [], {"too short": 2, "too long": 1}),
     ],
 )
-def test_length_bounds_include_their_ends(rules, kept, reasons):
+def test_length_limits_are_inclusive(rules, kept, reasons):
     rules = replace(LAX, **rules)
     report = CleaningReport()
     assert list(clean_sentences(["ab", "abc", "a b c d"], rules, report)) == kept
@@ -82,44 +87,46 @@ def test_length_bounds_include_their_ends(rules, kept, reasons):
 
 def test_either_side_can_be_too_long():
     rules = replace(LAX, max_chars=3)
-    assert sift([("abcd", "a"), ("a", "abcd")], rules) == ([], {"too long": 2})
+    assert clean_tuples([("abcd", "a"), ("a", "abcd")], rules) == ([], {"too long": 2})
 
 
-def test_the_ratio_is_of_characters_with_some_slack():
+def test_the_length_ratio_has_some_slack():
     rules = replace(LAX, max_ratio=2)
-    kept, reasons = sift([("a" * 10, "b" * 30), ("a" * 30, "b" * 10), ("a" * 10, "b" * 31)], rules)
+    kept, reasons = clean_tuples(
+        [("a" * 10, "b" * 30), ("a" * 30, "b" * 10), ("a" * 10, "b" * 31)], rules
+    )
     assert [len(tgt) for _, tgt in kept] == [30, 10]
     assert reasons == {"length ratio": 1}
 
 
 @pytest.mark.parametrize("factor", [2, 3.5])
-def test_the_ratio_is_fair_to_japanese(factor):
+def test_the_length_ratio_of_japanese(factor):
     rules = replace(LAX, max_ratio=factor)
     pairs = [(pair.src, pair.tgt) for pair in read_bitext(DATA / "en-ja.tsv")]
-    assert sift(pairs, rules)[0] == pairs
-    assert sift([("Wolkenkratzer " * 10, "摩天楼")], rules) == ([], {"length ratio": 1})
+    assert clean_tuples(pairs, rules)[0] == pairs
+    assert clean_tuples([("Wolkenkratzer " * 10, "摩天楼")], rules) == ([], {"length ratio": 1})
 
 
-def test_identical_sides_go():
+def test_identical_sides_are_dropped():
     rules = replace(LAX, drop_identical=True, normalize=True)
-    assert sift([("same", "same "), ("same", "Same")], rules) == (
+    assert clean_tuples([("same", "same "), ("same", "Same")], rules) == (
         [("same", "Same")],
         {"identical sides": 1},
     )
 
 
-def test_duplicates_go_across_blocks(monkeypatch):
+def test_duplicates_across_blocks(monkeypatch):
     monkeypatch.setattr(cleaning, "BLOCK_ITEMS", 2)
     rules = replace(LAX, drop_duplicates=True)
     pairs = [("a", "b"), ("a", "b"), ("ab", ""), ("b", "a"), ("a", "c"), ("a", "b"), ("b", "a")]
-    kept, reasons = sift(pairs, rules)
+    kept, reasons = clean_tuples(pairs, rules)
     assert kept == [("a", "b"), ("b", "a"), ("a", "c")]
     assert reasons == {"duplicate": 3, "empty": 1}
 
 
-def test_a_dropped_pair_does_not_shadow_itself():
+def test_dropped_pairs_do_not_count_as_seen():
     rules = replace(LAX, drop_duplicates=True, max_chars=1)
-    assert sift([("ab", "c"), ("ab", "c")], rules) == ([], {"too long": 2})
+    assert clean_tuples([("ab", "c"), ("ab", "c")], rules) == ([], {"too long": 2})
 
 
 @given(st.lists(st.lists(st.integers(-20, 20), max_size=30), max_size=30))
@@ -157,7 +164,7 @@ def test_text_must_be_mostly_letters(text, is_kept):
 
 
 @pytest.mark.parametrize("text", ["नमस्ते", "می\u200cخواهم", "two words", "e\u0301"])
-def test_marks_joiners_and_spaces_are_no_fault(text):
+def test_marks_joiners_and_spaces_count_as_letters(text):
     rules = replace(LAX, max_nonletters=0)
     assert list(clean_sentences([text, text + "!"], rules, CleaningReport())) == [text]
 
@@ -183,18 +190,18 @@ def test_scripts_are_checked(language, good, bad):
     report = CleaningReport()
     assert list(clean_sentences([good, bad], LAX, report, language)) == [good]
     assert report.dropped == {"wrong script": 1}
-    assert sift([(good, "x"), (bad, "x")], LAX, (language, "qq"))[0] == [(good, "x")]
-    assert sift([("x", good), ("x", bad)], LAX, ("qq", language))[0] == [("x", good)]
+    assert clean_tuples([(good, "x"), (bad, "x")], LAX, (language, "qq"))[0] == [(good, "x")]
+    assert clean_tuples([("x", good), ("x", bad)], LAX, ("qq", language))[0] == [("x", good)]
 
 
-def test_scripts_can_go_unchecked():
+def test_scripts_of_unknown_languages_are_not_checked():
     pairs = [("1", "2"), ("привет", "你好")]
-    assert sift(pairs, LAX, ("sr", "qq"))[0] == pairs
-    assert sift(pairs, replace(LAX, check_scripts=False), ("en", "de"))[0] == pairs
-    assert sift(pairs, LAX)[0] == pairs
+    assert clean_tuples(pairs, LAX, ("sr", "qq"))[0] == pairs
+    assert clean_tuples(pairs, replace(LAX, check_scripts=False), ("en", "de"))[0] == pairs
+    assert clean_tuples(pairs, LAX)[0] == pairs
 
 
-def test_ranges_agree_with_the_names_of_characters():
+def test_script_ranges_agree_with_character_names():
     names = {"Kana": r"HIRAGANA|KATAKANA", "Han": "IDEOGRAPH", "Burmese": "MYANMAR"}
     for script, (ranges, _) in cleaning.SCRIPTS.items():
         for span in ranges.split():
@@ -248,7 +255,7 @@ SIDES = st.text("ab Zé1!я漢\t\u0301", max_size=12) | st.text(max_size=12)
     ),
     languages=st.none() | st.just(("en", "ru")),
 )
-def test_what_is_kept_was_read_and_the_counts_add_up(pairs, rules, languages):
+def test_kept_pairs_and_counts(pairs, rules, languages):
     report = CleaningReport()
     kept = list(clean_pairs(pairs, rules, report, languages))
     tidy = normalize_text if rules.normalize else str
@@ -263,37 +270,67 @@ def test_what_is_kept_was_read_and_the_counts_add_up(pairs, rules, languages):
 
 def test_long_lines_end_a_block(monkeypatch):
     monkeypatch.setattr(cleaning, "BLOCK_CHARS", 10)
-    blocks = list(cleaning._cut_blocks(["aaaa", "bbbbbb", "c" * 50, "d", "e"], len))
+    blocks = list(cleaning._blocks(["aaaa", "bbbbbb", "c" * 50, "d", "e"], len))
     assert blocks == [["aaaa", "bbbbbb"], ["c" * 50], ["d", "e"]]
 
 
-def test_the_report_tells_what_went():
+def test_report():
     texts = ["fine words", "fine words", "x" * 5000, "y" * 5000, "12345", "", " "] + ["1"] * 5
     report = CleaningReport()
     assert list(clean_sentences(texts, CleaningRules(), report)) == ["fine words"]
     assert report.dropped == {"duplicate": 1, "too long": 2, "non-letters": 6, "empty": 2}
-    assert report.rows()[0] == ("non-letters", 6, 0.5)
-    assert report.summary().startswith("kept 1 of 12 (8.3%); dropped: non-letters 6, ")
     assert [len(texts) for texts in report.examples.values()] == [2, 2, 3, 1]
     assert report.examples["too long"][0] == ("x" * 200,)
     assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
     assert report.to_dict()["dropped"]["too long"] == 2
 
 
-def test_one_report_serves_several_files():
+def test_one_report_for_several_files():
     report = CleaningReport()
     for text in ("one text", "another", ""):
         list(clean_sentences([text], CleaningRules(), report))
     assert (report.n_read, report.n_kept) == (3, 2)
 
 
-def test_a_report_on_nothing():
-    report = CleaningReport()
-    assert list(clean_pairs([], CleaningRules(), report)) == []
-    assert report.rows() == []
-    assert report.summary() == "kept 0 of 0 (0.0%); dropped: none"
-
-
-def test_rules_that_keep_nothing_are_refused():
-    with pytest.raises(InputError, match="min_chars=10 exceeds max_chars=5"):
+def test_contradictory_rules():
+    with pytest.raises(InputError, match="min_chars is 10, but max_chars is 5"):
         CleaningRules(min_chars=10, max_chars=5)
+
+
+def test_clean_bitext(tmp_path):
+    (tmp_path / "en-de.tsv").write_text(
+        "Good  morning!\tGuten Morgen!\ttag\tmore\nTom\tTom\nIt rains.\tИдёт дождь.\n", "utf-8"
+    )
+    calls = []
+    result = clean_bitext(
+        tmp_path / "en-de.tsv",
+        output=tmp_path / "out.tsv",
+        report=tmp_path / "report.json",
+        progress=lambda *call: calls.append(call),
+    )
+    assert (tmp_path / "out.tsv").read_text("utf-8") == "Good morning!\tGuten Morgen!\ttag\n"
+    assert (result.n_read, result.n_kept, result.n_normalized) == (3, 1, 1)
+    assert result.dropped == {"identical sides": 1, "wrong script": 1}
+    assert result.languages == ("en", "de")
+    assert (result.n_extra_columns, result.first_extra_columns, result.n_bad) == (1, 1, 0)
+    assert json.loads((tmp_path / "report.json").read_text("utf-8"))["dropped"] == result.dropped
+    assert calls == [("cleaning", 3, None)]
+
+
+def test_clean_bitext_of_two_files(tmp_path):
+    (tmp_path / "a").write_text("Hallo!\nJa.\n")
+    (tmp_path / "b").write_bytes(b"Hello!\n\xff\n")
+    with pytest.raises(InputError, match="invalid UTF-8"):
+        clean_bitext(tmp_path / "a", tmp_path / "b", output=tmp_path / "out")
+    outputs = [tmp_path / "out.de", tmp_path / "out.en"]
+    result = clean_bitext(
+        tmp_path / "a",
+        tmp_path / "b",
+        output=outputs,
+        languages="de-en",
+        skip_bad=tmp_path / "bad",
+        rules=CleaningRules(max_chars=10),
+    )
+    assert [path.read_text() for path in outputs] == ["Hallo!\n", "Hello!\n"]
+    assert (result.n_bad, result.outputs) == (1, tuple(map(str, outputs)))
+    assert (tmp_path / "bad").read_text().startswith("2\tinvalid UTF-8")

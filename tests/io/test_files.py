@@ -272,9 +272,7 @@ def test_a_wrong_suffix_is_an_error(place, suffix, data):
 @pytest.mark.parametrize("suffix", [".bz2", ".zip", ".lzma", ".BZ2", ".GZ"])
 def test_unsupported_compressions(tmp_path, suffix):
     path = tmp_path / f"lines{suffix}"
-    with pytest.raises(
-        InputError, match=rf"{suffix} files are not supported \(use .gz, .xz"
-    ):
+    with pytest.raises(InputError, match=rf"{suffix} files are not supported \(use .gz, .xz"):
         write_atomically(path).__enter__()
     with pytest.raises(InputError, match="not supported"):
         check_output_file(path, [])

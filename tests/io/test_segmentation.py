@@ -11,12 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from calque.errors import InputError, MissingExtra
-from calque.io.segmentation import (
-    get_word_splitter,
-    parse_language_pair,
-    split_on_spaces,
-    split_words,
-)
+from calque.io.bitext import parse_language_pair
+from calque.io.segmentation import get_word_splitter, split_on_spaces, split_words
 
 LANGUAGES = ("de", "en", "fr", "it", "ca", "nl", "he", "hi", "fa", "uk", "tr", "ko", "xx")
 

@@ -8,9 +8,12 @@ from typing import Annotated
 import typer
 
 from calque.cli.alignment_commands import align, demo, links
-from calque.cli.evaluation_commands import compare, data, evaluate
-from calque.cli.sentence_commands import clean, embed, mine, neutralize
-from calque.cli.training_commands import gap, grow, models, prepare, recipes, train
+from calque.cli.bitext_commands import clean
+from calque.cli.evaluation_commands import data, evaluate
+from calque.cli.growth_commands import grow
+from calque.cli.report_commands import compare
+from calque.cli.sentence_commands import embed, mine, neutralize
+from calque.cli.training_commands import gap, models, prepare, recipes, train
 from calque.cli.translation_commands import attention, translate
 from calque.cli.vector_commands import extract, lexicon, map_vectors
 

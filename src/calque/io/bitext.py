@@ -253,3 +253,15 @@ def _name_parts(path: PathLike) -> list[str]:
     name = Path(path).name
     suffix = Path(name).suffix
     return (name.removesuffix(suffix) if suffix in MAGIC_BYTES else name).split(".")
+
+
+def parse_language_pair(text: str) -> tuple[str, str]:
+    """Read the languages of a bitext, such as de-en.
+
+    >>> parse_languages("pt_BR-zho")
+    ('pt_BR', 'zho')
+    """
+    match = LANGUAGE_PAIR.fullmatch(text)
+    if match is None:
+        raise InputError(f"{text!r} does not name two languages", fix="write de-en")
+    return match[1], match[2]

@@ -1,24 +1,36 @@
-"""Drop what is of no use to training, tidy the rest, and tell what was dropped and why.
+"""Clean bitext and text: drop unusable sentences, normalize the rest, and count what was dropped.
 
-Text is judged in blocks: NumPy looks at the code points of a whole block at once.
+The rules are applied to blocks of text: NumPy checks the code points of a whole block at once.
 """
 
 from __future__ import annotations
 
+import json
 import operator
+import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from calque.errors import InputError
-from calque.types import SentencePair
+from calque.io.bitext import (
+    BitextFormat,
+    infer_languages,
+    parse_language_pair,
+    read_bitext,
+    write_bitext,
+)
+from calque.io.files import PathLike, check_output_file, open_skip_list, write_atomically
+from calque.types import Progress, SentencePair
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,19 +42,19 @@ if TYPE_CHECKING:
 ItemT = TypeVar("ItemT")
 
 BLOCK_ITEMS = 1 << 14
-BLOCK_CHARS = 1 << 22  # a block ends here too, so that long lines do not fill the memory
-N_CODES = 0x32400  # code points beyond count like the last one, which is unassigned
+BLOCK_CHARS = 1 << 22  # a block also ends here, so that long lines do not fill the memory
+N_CODES = 0x32400  # higher code points count like the last one, which is unassigned
 N_EXAMPLES = 3
 EXAMPLE_CHARS = 200
-RATIO_SLACK = 10  # characters added to either side: "Go!" and "Gehen Sie!" are a fair pair
+RATIO_SLACK = 10  # characters added to both sides: "Go!" and "Gehen Sie!" are a valid pair
 
-# Control and direction marks. U+200C and U+200D stay: they change words in Persian and Hindi.
+# Control characters and direction marks, without U+200C and U+200D, which matter in many scripts.
 INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
 )
 
-# Code points of a script, and the languages that must show some of it. A language that is absent
-# (sr, kk and uz use two scripts) is not checked; one that stands twice may use either.
+# Code points of a script, and the languages whose text must contain some of them. Languages that
+# are not listed (sr, kk and uz use two scripts) are not checked; those listed twice may use either.
 SCRIPTS = {
     "Latin": (
         "0041-005A 0061-007A 00C0-00D6 00D8-00F6 00F8-024F 1E00-1EFF",
@@ -72,16 +84,25 @@ SCRIPTS = {
     "Kana": ("3041-30FF 31F0-31FF FF66-FF9D", "ja"),
     "Han": ("3005-3007 3400-4DBF 4E00-9FFF F900-FAFF 20000-323AF", "ja yue zh"),
 }
-WIDTHS = {"Han": 3, "Kana": 2, "Hangul": 2}  # letters of an alphabet that one character is worth
+WIDTHS = {"Han": 3, "Kana": 2, "Hangul": 2}  # length of one character in letters of an alphabet
 
 
 @dataclass(frozen=True, slots=True)
 class CleaningRules:
-    """What to drop and what to tidy; None switches a bound off.
+    """Rules for dropping and normalizing sentences; None disables a limit.
 
-    Empty sides always go. Words are what white space separates. The ratio compares characters,
-    those of Chinese, Japanese and Korean weighted by `WIDTHS`. `max_nonletters` bounds the share
-    of characters that are neither letters nor spaces. `normalize` applies `normalize_text`.
+    Attributes:
+        min_chars: Minimum number of characters of each side; empty sides are always dropped.
+        max_chars: Maximum number of characters of each side.
+        min_words: Minimum number of words, separated by white space, of each side.
+        max_words: Maximum number of words of each side.
+        max_ratio: Maximum ratio of the lengths of the two sides, in characters; those of Chinese,
+            Japanese and Korean count more than once.
+        max_nonletters: Maximum share of characters that are neither letters nor spaces.
+        drop_identical: Drop pairs with two identical sides.
+        drop_duplicates: Drop repeated pairs.
+        check_scripts: Drop text without a letter of the script of its language.
+        normalize: Compose characters (NFC), remove control characters, normalize white space.
     """
 
     min_chars: int = 1
@@ -99,19 +120,20 @@ class CleaningRules:
         for unit in ("chars", "words"):
             least, most = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
             if most is not None and least > most:
-                raise InputError(f"min_{unit}={least} exceeds max_{unit}={most}", fix="lower it")
+                problem = f"min_{unit} is {least}, but max_{unit} is {most}"
+                raise InputError(problem, fix=f"choose a lower min_{unit}")
             if least < 0:
-                raise InputError(f"min_{unit}={least}", fix="give 0 or more")
+                raise InputError(f"min_{unit} is {least}", fix="choose 0 or more")
         if self.max_ratio is not None and not self.max_ratio >= 1:
-            raise InputError(f"max_ratio={self.max_ratio} drops all", fix="give 1 or more")
+            raise InputError(f"max_ratio is {self.max_ratio}", fix="choose 1 or more")
         if self.max_nonletters is not None and not 0 <= self.max_nonletters <= 1:
-            problem = f"max_nonletters={self.max_nonletters} is no share"
-            raise InputError(problem, fix="give 0 to 1")
+            problem = f"max_nonletters is {self.max_nonletters}"
+            raise InputError(problem, fix="choose a share from 0 to 1")
 
 
 @dataclass(slots=True)
 class CleaningReport:
-    """What came in, what stayed, and what went for which reason, with a few examples."""
+    """Running counts of sentences read, kept, normalized and dropped, with examples per reason."""
 
     n_read: int = 0
     n_kept: int = 0
@@ -119,26 +141,16 @@ class CleaningReport:
     dropped: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
 
-    def note_drops(self, reason: str, n_drops: int, drops: Iterable[Iterable[str]]) -> None:
-        """Count drops of one kind, and remember the first few."""
+    def add_dropped(self, reason: str, n_drops: int, drops: Iterable[Iterable[str]]) -> None:
+        """Count sentences dropped for one reason, and keep the first few as examples."""
         if n_drops:
             self.dropped[reason] += n_drops
             examples = self.examples.setdefault(reason, [])
             for sides in islice(drops, N_EXAMPLES - len(examples)):
                 examples.append(tuple(side[:EXAMPLE_CHARS] for side in sides))
 
-    def rows(self) -> list[tuple[str, int, float]]:
-        """List each reason with its count and its share of what was read, largest first."""
-        return [(name, n, n / self.n_read) for name, n in self.dropped.most_common()]
-
-    def summary(self) -> str:
-        """Tell it all in one line."""
-        share = self.n_kept / max(self.n_read, 1)
-        reasons = ", ".join(f"{name} {n:,}" for name, n, _ in self.rows()) or "none"
-        return f"kept {self.n_kept:,} of {self.n_read:,} ({share:.1%}); dropped: {reasons}"
-
     def to_dict(self) -> dict[str, Any]:
-        """Give plain values, ready for JSON."""
+        """Return plain values for JSON."""
         return {
             "n_read": self.n_read,
             "n_kept": self.n_kept,
@@ -148,16 +160,128 @@ class CleaningReport:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class CleaningResult:
+    """What `clean_bitext` wrote and dropped.
+
+    `dropped` has the number of pairs per reason and `examples` a few pairs of each. `n_bad` counts
+    skipped invalid lines, `n_extra_columns` lines whose columns after the third were left out, and
+    `first_extra_columns` is the first of those. `languages` is None if they are unknown, and then
+    scripts were not checked.
+    """
+
+    outputs: tuple[str, ...]
+    languages: tuple[str, str] | None
+    n_read: int
+    n_kept: int
+    n_normalized: int
+    dropped: Mapping[str, int]
+    examples: Mapping[str, Sequence[tuple[str, ...]]]
+    n_bad: int = 0
+    n_extra_columns: int = 0
+    first_extra_columns: int | None = None
+
+
+def clean_bitext(
+    src: PathLike,
+    tgt: PathLike | None = None,
+    *,
+    output: PathLike | Sequence[PathLike],
+    languages: str | tuple[str, str] | None = None,
+    input_format: BitextFormat = "auto",
+    rules: CleaningRules | None = None,
+    report: PathLike | None = None,
+    skip_bad: PathLike | None = None,
+    progress: Progress | None = None,
+) -> CleaningResult:
+    """Drop unusable sentence pairs of a bitext, normalize the rest, and write them.
+
+    Args:
+        src: File with tab-separated or `source ||| target` lines, or the source side.
+        tgt: File with the target side, one sentence per line.
+        output: A TSV file, or two files, one per side.
+        languages: Languages such as "de-en". Default: inferred from the file names.
+        input_format: "auto", "tsv", "pipes" or "moses" (two files).
+        rules: What to drop. Default: `CleaningRules()`.
+        report: JSON file for the counts, with a few examples of each reason.
+        skip_bad: File that lists invalid lines, which are then skipped instead of an error.
+        progress: Called with the number of pairs read.
+
+    Example:
+        >>> import calque
+        >>> result = calque.clean_bitext("en-de.tsv", output="clean.tsv")  # doctest: +SKIP
+        >>> result.n_kept, result.dropped                                  # doctest: +SKIP
+        (9120, {'duplicate': 311, 'length ratio': 42})
+    """
+    inputs = [os.fspath(path) for path in (src, tgt) if path is not None]
+    outputs = [output] if isinstance(output, str | os.PathLike) else list(output)
+    _check_outputs(inputs, outputs, [path for path in (report, skip_bad) if path is not None])
+    paths = src if tgt is None else (src, tgt)
+    if isinstance(languages, str):
+        languages = parse_language_pair(languages)
+    pair = languages or infer_languages(paths)
+    counts, n_extra, first_extra = CleaningReport(), 0, None
+
+    def count_extra(number: int) -> None:
+        nonlocal n_extra, first_extra
+        n_extra, first_extra = n_extra + 1, first_extra or number
+
+    with ExitStack() as stack:
+        skipped = open_skip_list(None if skip_bad is None else Path(skip_bad), stack)
+        pairs = read_bitext(paths, input_format, skip_bad=skipped, on_extra_columns=count_extra)
+        if progress is not None:
+            pairs = _report_progress(pairs, progress)
+        write_bitext(outputs, clean_pairs(pairs, rules or CleaningRules(), counts, pair))
+        if report is not None:
+            stream = stack.enter_context(write_atomically(report))
+            stream.write(json.dumps(counts.to_dict(), ensure_ascii=False, indent=1) + "\n")
+    return CleaningResult(
+        outputs=tuple(map(os.fspath, outputs)),
+        languages=pair,
+        n_read=counts.n_read,
+        n_kept=counts.n_kept,
+        n_normalized=counts.n_normalized,
+        dropped=dict(counts.dropped.most_common()),
+        examples=counts.examples,
+        n_bad=0 if skipped is None else skipped.n_lines,
+        n_extra_columns=n_extra,
+        first_extra_columns=first_extra,
+    )
+
+
+def _check_outputs(
+    inputs: Sequence[str], outputs: Sequence[PathLike], lists: Sequence[PathLike]
+) -> None:
+    if len(outputs) not in (1, 2):
+        problem = f"{len(outputs)} output files were given"
+        raise InputError(problem, fix="choose one TSV file, or two files, one per side")
+    for path in (*outputs, *lists):
+        check_output_file(Path(path), inputs)
+    files = [*set(map(os.fspath, outputs)), *lists]
+    if len(set(map(os.path.realpath, files))) < len(files):
+        problem = "the output, the report and the list of bad lines need different files"
+        raise InputError(problem, fix="choose other file names")
+
+
+def _report_progress(pairs: Iterator[SentencePair], progress: Progress) -> Iterator[SentencePair]:
+    n_pairs = 0
+    for n_pairs, pair in enumerate(pairs, start=1):
+        yield pair
+        if n_pairs % BLOCK_ITEMS == 0:
+            progress("cleaning", n_pairs, None)
+    progress("cleaning", n_pairs, None)
+
+
 def clean_pairs(
     pairs: Iterable[SentencePair],
     rules: CleaningRules,
     report: CleaningReport,
     languages: tuple[str, str] | None = None,
 ) -> Iterator[SentencePair]:
-    """Yield the pairs worth keeping, tidied, in order; `report` counts along."""
-    sieve = _Sieve(rules, report, languages or ())
-    for block in _cut_blocks(pairs, lambda pair: len(pair.src) + len(pair.tgt)):
-        (srcs, tgts), kept = sieve.sift(
+    """Yield the pairs to keep, normalized and in order, and add up the counts in `report`."""
+    filters = _Filters(rules, report, languages or ())
+    for block in _blocks(pairs, lambda pair: len(pair.src) + len(pair.tgt)):
+        (srcs, tgts), kept = filters.apply(
             ([pair.src for pair in block], [pair.tgt for pair in block])
         )
         for i in kept:
@@ -172,20 +296,20 @@ def clean_sentences(
     report: CleaningReport,
     language: str | None = None,
 ) -> Iterator[str]:
-    """Yield the sentences worth keeping, tidied, in order; `report` counts along."""
-    sieve = _Sieve(rules, report, (language,) if language else ())
-    for block in _cut_blocks(sentences, len):
-        (texts,), kept = sieve.sift((block,))
+    """Yield the sentences to keep, normalized and in order, and add up the counts in `report`."""
+    filters = _Filters(rules, report, (language,) if language else ())
+    for block in _blocks(sentences, len):
+        (texts,), kept = filters.apply((block,))
         yield from map(texts.__getitem__, kept)
 
 
 def normalize_text(text: str) -> str:
-    r"""Compose letters (NFC), remove control characters, squeeze and trim white space.
+    r"""Return text composed (NFC), without control characters, with single spaces between words.
 
     >>> normalize_text(" Cafe\u0301\t\xa0 noir\x07 ")
     'Café noir'
     """
-    is_plain = text.isprintable()  # no control characters, and no white space but " "
+    is_plain = text.isprintable()  # no control characters, and " " is the only white space
     if not is_plain:
         text = INVISIBLE.sub("", text)
     if not is_plain or "  " in text or text[:1] == " " or text[-1:] == " ":
@@ -193,7 +317,7 @@ def normalize_text(text: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
-def _cut_blocks(items: Iterable[ItemT], length_of: Callable[[ItemT], int]) -> Iterator[list[ItemT]]:
+def _blocks(items: Iterable[ItemT], length_of: Callable[[ItemT], int]) -> Iterator[list[ItemT]]:
     block: list[ItemT] = []
     n_chars = 0
     for item in items:
@@ -206,69 +330,74 @@ def _cut_blocks(items: Iterable[ItemT], length_of: Callable[[ItemT], int]) -> It
         yield block
 
 
-class _Sieve:
-    """Rules at work on a stream: remembers which texts have passed."""
+class _Filters:
+    """The rules applied to a stream of blocks; remembers the texts that were kept."""
 
     def __init__(
         self, rules: CleaningRules, report: CleaningReport, languages: Sequence[str]
     ) -> None:
         self.rules, self.report, self.seen = rules, report, _HashSet()
-        self.scripts = [_script_table(code) if rules.check_scripts else None for code in languages]
+        self.script_tables = [
+            _script_table(code) if rules.check_scripts else None for code in languages
+        ]
 
-    def sift(self, raw: Sequence[list[str]]) -> tuple[list[list[str]], list[int]]:
-        """Tidy the sides of a block and give the places of the items to keep."""
+    def apply(self, raw: Sequence[list[str]]) -> tuple[list[list[str]], list[int]]:
+        """Return the normalized sides of a block and the indices of the items to keep."""
         normalize = self.rules.normalize
         sides = [[normalize_text(text) for text in side] if normalize else side for side in raw]
-        alive = np.ones(len(sides[0]), dtype=bool)
-        for reason, faulty in self._find_faults(sides, alive):
-            places = np.flatnonzero(faulty & alive).tolist()
-            self.report.note_drops(reason, len(places), ([side[i] for side in raw] for i in places))
-            alive &= ~faulty
-        changed = np.zeros(len(alive), dtype=bool)
+        kept = np.ones(len(sides[0]), dtype=bool)
+        for reason, is_bad in self._find_bad(sides, kept):
+            dropped = np.flatnonzero(is_bad & kept).tolist()
+            examples = ([side[i] for side in raw] for i in dropped)
+            self.report.add_dropped(reason, len(dropped), examples)
+            kept &= ~is_bad
+        changed = np.zeros(len(kept), dtype=bool)
         for before, after in zip(raw, sides, strict=True):
             changed |= np.fromiter(map(operator.ne, before, after), bool)
-        self.report.n_read += len(alive)
-        self.report.n_kept += int(alive.sum())
-        self.report.n_normalized += int((changed & alive).sum())
-        return sides, np.flatnonzero(alive).tolist()
+        self.report.n_read += len(kept)
+        self.report.n_kept += int(kept.sum())
+        self.report.n_normalized += int((changed & kept).sum())
+        return sides, np.flatnonzero(kept).tolist()
 
-    def _find_faults(self, sides: list[list[str]], alive: Flags) -> Iterator[tuple[str, Flags]]:
-        yield from _find_length_faults(sides, self.rules)
+    def _find_bad(self, sides: list[list[str]], kept: Flags) -> Iterator[tuple[str, Flags]]:
+        yield from _find_bad_lengths(sides, self.rules)
         if self.rules.drop_identical and len(sides) == 2:
             yield "identical sides", np.fromiter(map(operator.eq, *sides), bool)
-        yield from _find_letter_faults([_Codes(side) for side in sides], self.scripts, self.rules)
+        yield from _find_bad_letters(
+            [_Codes(side) for side in sides], self.script_tables, self.rules
+        )
         if self.rules.drop_duplicates:
-            yield "duplicate", self._find_duplicates(sides, alive)
+            yield "duplicate", self._find_duplicates(sides, kept)
 
-    def _find_duplicates(self, sides: list[list[str]], alive: Flags) -> Flags:
-        """Mark what has passed before; only what is still alive counts as passing."""
+    def _find_duplicates(self, sides: list[list[str]], kept: Flags) -> Flags:
+        """Return which items repeat an earlier one that was kept."""
         hashes = np.fromiter(map(hash, zip(*sides, strict=True)), np.int64)
         repeated = np.zeros(len(hashes), dtype=bool)
-        repeated[alive] = ~self.seen.add(hashes[alive])
+        repeated[kept] = ~self.seen.add(hashes[kept])
         return repeated
 
 
 class _HashSet:
-    """A growing set of 64-bit hashes in sorted runs, each at most an eighth of the one before.
+    """A growing set of 64-bit hashes, stored as sorted runs of decreasing length.
 
-    It costs 8 bytes a hash, twice that while runs merge. Python salts its hashes in every
-    process; among 10 million texts, two share one with a probability of 3 in a million.
+    It takes 8 bytes per hash (16 while runs are merged), where a Python set would take about 60.
+    Among 10 million texts, the probability that two share a hash is 3 in a million.
     """
 
     def __init__(self) -> None:
         self.runs: list[Counts] = []
 
     def add(self, hashes: Counts) -> Flags:
-        """Take hashes in, and mark the first of each that was not there."""
+        """Add hashes and return which of them are new; repeated ones are new once."""
         unique, first = np.unique(hashes, return_index=True)
         is_new = np.ones(len(unique), dtype=bool)
         for run in self.runs:
-            places = np.searchsorted(run, unique)
-            is_new &= run.take(places, mode="clip") != unique
+            positions = np.searchsorted(run, unique)
+            is_new &= run.take(positions, mode="clip") != unique
         self._store(unique[is_new])
-        marks = np.zeros(len(hashes), dtype=bool)
-        marks[first[is_new]] = True
-        return marks
+        are_new = np.zeros(len(hashes), dtype=bool)
+        are_new[first[is_new]] = True
+        return are_new
 
     def _store(self, run: Counts) -> None:
         while self.runs and len(self.runs[-1]) < 8 * len(run):
@@ -279,7 +408,7 @@ class _HashSet:
 
 
 class _Codes:
-    """The code points of many texts in one array, each text followed by a line end."""
+    """The code points of many texts in one array, each text followed by a newline."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         joined = "\n".join(texts) + "\n"
@@ -287,14 +416,12 @@ class _Codes:
         self.n_chars = np.fromiter(map(len, texts), np.int64)
         self.starts = np.cumsum(self.n_chars + 1) - self.n_chars - 1
 
-    def add_up(self, table: Table) -> Counts:
-        """Sum a table's numbers over the characters of each text."""
+    def sum_over(self, table: Table) -> Counts:
+        """Return for each text the sum of the table values of its characters."""
         return np.add.reduceat(table.take(self.codes, mode="clip"), self.starts, dtype=np.int64)
 
 
-def _find_length_faults(
-    sides: list[list[str]], rules: CleaningRules
-) -> Iterator[tuple[str, Flags]]:
+def _find_bad_lengths(sides: list[list[str]], rules: CleaningRules) -> Iterator[tuple[str, Flags]]:
     n_chars = [np.fromiter(map(len, side), np.int64) for side in sides]
     shortest, longest = np.min(n_chars, axis=0), np.max(n_chars, axis=0)
     yield "empty", shortest == 0
@@ -308,24 +435,24 @@ def _find_length_faults(
             yield "too long", np.max(n_words, axis=0) > rules.max_words
 
 
-def _find_letter_faults(
+def _find_bad_letters(
     sides: list[_Codes], scripts: Sequence[Table | None], rules: CleaningRules
 ) -> Iterator[tuple[str, Flags]]:
     if rules.max_ratio is not None and len(sides) == 2:
-        widths = np.sort([side.add_up(_width_table()) + RATIO_SLACK for side in sides], axis=0)
+        widths = np.sort([side.sum_over(_width_table()) + RATIO_SLACK for side in sides], axis=0)
         yield "length ratio", widths[1] > rules.max_ratio * widths[0]
     if rules.max_nonletters is not None:
         for side in sides:
-            n_nonletters = side.add_up(_nonletter_table())
+            n_nonletters = side.sum_over(_nonletter_table())
             yield "non-letters", n_nonletters > rules.max_nonletters * side.n_chars
-    for side, table in zip(sides, scripts, strict=False):  # no scripts: nothing to check
+    for side, table in zip(sides, scripts, strict=False):  # empty if the languages are unknown
         if table is not None:
-            yield "wrong script", side.add_up(table) == 0
+            yield "wrong script", side.sum_over(table) == 0
 
 
 @cache
 def _width_table() -> Table:
-    """Give every character its weight in the length ratio; the line end after a text has none."""
+    """Return the length of every character in the length ratio; the final newline has none."""
     table = np.ones(N_CODES, dtype=np.uint8)
     table[ord("\n")] = 0
     for script, width in WIDTHS.items():
@@ -335,14 +462,14 @@ def _width_table() -> Table:
 
 @cache
 def _nonletter_table() -> Table:
-    """Mark digits, punctuation and symbols: neither letters, marks, spaces nor joiners."""
+    """Return 1 for digits, punctuation and symbols, 0 for letters, marks, spaces and joiners."""
     categories = (unicodedata.category(chr(code)) for code in range(N_CODES))
     return np.fromiter((name[0] in "NPS" for name in categories), np.uint8, N_CODES)
 
 
 @cache
 def _script_table(language: str) -> Table | None:
-    """Mark the letters of a language's script, or give None if any script will do."""
+    """Return 1 for letters of a language's script; None if the language is not checked."""
     code = re.split("[-_]", language)[0].lower()
     scripts = [name for name, (_, languages) in SCRIPTS.items() if code in languages.split()]
     table = np.zeros(N_CODES, dtype=np.uint8)

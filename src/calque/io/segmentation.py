@@ -18,7 +18,6 @@ from functools import cache
 from typing import TypeAlias
 
 from calque.errors import InputError, MissingExtra
-from calque.io.bitext import LANGUAGE_PAIR
 
 COMMON_SCRIPT = "Common"
 # What the names of letters begin with, where that is not the script's own name.
@@ -151,18 +150,6 @@ def split_on_spaces(text: str) -> list[str]:
     ['天狗', 'の', '山', '\u3000', 'くらま']
     """
     return SPACED_WORD.findall(text)
-
-
-def parse_language_pair(text: str) -> tuple[str, str]:
-    """Read the languages of a bitext, such as de-en.
-
-    >>> parse_languages("pt_BR-zho")
-    ('pt_BR', 'zho')
-    """
-    match = LANGUAGE_PAIR.fullmatch(text)
-    if match is None:
-        raise InputError(f"{text!r} does not name two languages", fix="write de-en")
-    return match[1], match[2]
 
 
 def _compile(code: str) -> re.Pattern[str]:
