@@ -18,7 +18,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,29 @@ def prepare(options: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def encode(options: argparse.Namespace, *, cached: bool) -> dict[str, float]:
+    """Encode sentences in one thread, with the word cache or without it."""
+    from tokenizers import Tokenizer
+
+    from calque.io.bitext import read_bitext
+    from calque.tokens.words import build_sentence_encoder, encode_whole
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tokenizer = Tokenizer.from_file(str(Path(options.tokenizer) / "tokenizer.json"))
+    encode_block = build_sentence_encoder(tokenizer) if cached else partial(encode_whole, tokenizer)
+    sentences = [
+        sentence
+        for path in sorted(options.folder.glob("*.tsv"))
+        for pair in islice(read_bitext(path), 50_000)
+        for sentence in (pair.src, pair.tgt)
+    ]
+    start, cpu_start, n_tokens = time.perf_counter(), cpu_seconds(), 0
+    for first in range(0, len(sentences), 4096):
+        n_tokens += len(encode_block(sentences[first : first + 4096]).ids)
+    seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu_start
+    return {"tokens": n_tokens, "seconds": seconds, "cpu": cpu}
+
+
 def build_batches(options: argparse.Namespace, n_loaders: int) -> dict[str, float]:
     """Build batches of MLM and TLM in turn, of the fixed shape of a compiled training step."""
     import torch
@@ -124,8 +148,10 @@ def cpu_seconds() -> float:
 
 
 STEPS: dict[str, Callable[[argparse.Namespace], dict[str, float]]] = {
+    "encode without cache": partial(encode, cached=False),
+    "encode with cache": partial(encode, cached=True),
     "prepare": prepare,
-    "batch": lambda options: build_batches(options, 0),
+    "batch": partial(build_batches, n_loaders=0),
     "batch by loaders": lambda options: build_batches(options, options.loaders),
 }
 
