@@ -1,25 +1,13 @@
-"""Decimal numbers out of text, a few hundred thousand at a time: four times `numpy.loadtxt`.
+"""Word vectors in the text and binary formats of word2vec.
 
-Digits are read eight at a time: eight bytes are one 64-bit integer, and three multiplications
-make the number they spell (Lemire, 2021). What is not plain decimals, such as 1.5e-07, is left
-to Python, and so are numbers of more digits than a double holds exactly; the result is always
-that of `float`.
+Gensim, VecMap, MUSE and fastText use the same formats.
 
-Numbers as text with six significant digits, as `%.6g` writes them, at three times its speed.
+A text file has a header line, or none as in GloVe's files, and then one word with its numbers per
+line. Words may contain blanks: the numbers are counted from the end. A binary file has a header
+line, then word, blank and 32-bit floats for each word. How often the words occurred is in a file
+beside the vectors, such as `de.vec.counts`, with lines of word TAB count.
 
-Eight digits are worked out at a time within one 64-bit integer, a byte for each. A number takes
-sixteen bytes at first; those it does not need are NUL, and removed from all of them at once.
-
-Reading vectors in word2vec's text format, with its header line or, as GloVe has it, without.
-
-A line is a word and its numbers. Words may hold blanks: the numbers are counted from the end.
-Lines are read in blocks, and only what a block cannot settle is looked at one by one.
-
-Reading vectors in word2vec's binary format: a header line, then word, blank, 32-bit floats.
-
-Word vectors in the formats of word2vec, which Gensim, VecMap, MUSE and fastText share.
-
-How often words were seen, beside their vectors: `de.vec.counts`, lines of word TAB count.
+Text is parsed in blocks with NumPy: a few hundred thousand numbers at a time (`parse_decimals`).
 """
 
 from __future__ import annotations
@@ -39,6 +27,9 @@ import numpy as np
 from calque.errors import InputError
 from calque.io.files import (
     BOM,
+    NUL_BYTE,
+    NUL_BYTE_FIX,
+    UTF8_FIX,
     BadLine,
     PathLike,
     SkipBad,
@@ -58,224 +49,23 @@ if TYPE_CHECKING:
     BoolArray = npt.NDArray[np.bool_]
     Matrix = npt.NDArray[np.float32]
 
-# Digits are loaded from up to this many bytes before their end, so text needs that many before.
-MARGIN = 16
-MAX_DIGITS = 15  # a double holds all such integers, and one division by a power of ten is exact
-BEYOND = 2.0**128 - 2.0**103  # rounds to infinity in 32 bits, what is below does not
-
-_MINUS, _POINT, _ZERO = b"-.0"
-# Keeps the last k of eight bytes: in little-endian order they are the highest.
-_LAST = np.array([(1 << 64) - (1 << 8 * (8 - k)) for k in range(9)], dtype=np.uint64)
-_POWERS = 10 ** np.arange(MAX_DIGITS + 1, dtype=np.uint64)
-_SIGNED_POWERS = np.concatenate([_POWERS, -_POWERS.astype(np.float64)])
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """The bytes below "0" of a text and where they are: blanks, signs, points, punctuation."""
-
-    data: bytes
-    places: IntArray
-    kinds: ByteArray
-
-    @staticmethod
-    def of(data: bytes) -> Marks:
-        """Find the marks of a text that begins with `MARGIN` bytes of no interest."""
-        codes = np.frombuffer(data, np.uint8)
-        places = np.flatnonzero(codes < _ZERO)
-        return Marks(data, places, codes[places])
-
-
-def parse_decimals(
-    marks: Marks, around: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.float32], IntArray]:
-    """Read the numbers between marks that follow one another in a row.
-
-    Says too which of them, counted row by row, are no numbers or not finite; they are read as 0.
-
-    >>> marks = Marks.of(b"_" * MARGIN + b" 0.25 -3 1e-2 x ")
-    >>> numbers, failed = parse_decimals(marks, np.flatnonzero(marks.kinds == ord(" "))[None])
-    >>> numbers.tolist(), failed.tolist()
-    ([[0.25, -3.0, 0.009999999776482582, 0.0]], [3])
-    """
-    places = marks.places[around]
-    starts, ends = (places[:, :-1] + 1).ravel(), places[:, 1:].ravel()
-    last = (around[:, 1:] - 1).ravel()
-    has_point = marks.kinds[last] == _POINT
-    is_negative = marks.kinds[(around[:, :-1] + 1).ravel()] == _MINUS
-    points = np.where(has_point, marks.places[last], ends)
-    n_whole, n_decimals = points - starts - is_negative, ends - points - has_point
-    is_odd = np.diff(around).ravel() != 1 + has_point.view(np.int8) + is_negative
-    is_odd |= (n_whole + n_decimals - 1).view(np.uint64) >= MAX_DIGITS
-    mantissas = _read_decimals(marks.data, ends, n_decimals, is_odd)
-    _add_whole(mantissas, marks.data, points, n_whole, n_decimals, is_odd)
-    powers = np.minimum(n_decimals, MAX_DIGITS) + (MAX_DIGITS + 1) * is_negative.view(np.int8)
-    values = mantissas.view(np.int64) / _SIGNED_POWERS[powers]
-    failed = _parse_slowly(marks.data, starts, ends, np.flatnonzero(is_odd), values)
-    return values.astype(np.float32).reshape(len(around), -1), failed
-
-
-def _add_whole(
-    mantissas: WordArray,
-    data: bytes,
-    points: IntArray,
-    n_whole: IntArray,
-    n_decimals: IntArray,
-    is_odd: BoolArray,
-) -> None:
-    """Add the digits before the points; marks as odd what has other characters there."""
-    digits = np.frombuffer(data, np.uint8)[points - 1] - np.uint8(_ZERO)
-    wrong, some = digits > 9, np.flatnonzero((digits > 0) | (n_whole != 1))
-    if len(some):  # seldom many: most vectors have numbers like 0.1234
-        whole, not_digits = _read_digits(data, points[some], n_whole[some])
-        mantissas[some] += whole * _POWERS.take(n_decimals[some], mode="clip")
-        wrong[some] = not_digits | (n_whole[some] > 8)
-    is_odd |= wrong
-
-
-def _read_decimals(
-    data: bytes, ends: IntArray, n_decimals: IntArray, is_odd: BoolArray
-) -> WordArray:
-    """Read the digits after the points; marks as odd what has other characters there."""
-    decimals, wrong = _read_digits(data, ends, n_decimals)
-    is_odd |= wrong
-    rest = np.flatnonzero(n_decimals > 8)
-    if len(rest):
-        high, wrong = _read_digits(data, ends[rest] - 8, n_decimals[rest] - 8)
-        decimals[rest] += high * np.uint64(10**8)
-        is_odd[rest] |= wrong
-    return decimals
-
-
-def _read_digits(data: bytes, ends: IntArray, n_digits: IntArray) -> tuple[WordArray, BoolArray]:
-    """Read the last digits before each end, at most eight, and tell where others stand there."""
-    eights: WordArray = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
-    digits = eights[ends - 8]
-    digits ^= np.uint64(0x3030303030303030)
-    digits &= _LAST.take(n_digits, mode="clip")
-    wrong = digits + np.uint64(0x0606060606060606)
-    wrong |= digits
-    wrong &= np.uint64(0xF0F0F0F0F0F0F0F0)
-    # Neighbors are added up to pairs, pairs to fours, fours to eights.
-    pairs = digits >> np.uint64(8)
-    digits *= np.uint64(10)
-    digits += pairs
-    mask = np.uint64(0x000000FF000000FF)
-    np.right_shift(digits, np.uint64(16), out=pairs)
-    pairs &= mask
-    pairs *= np.uint64(1 + (10**4 << 32))
-    digits &= mask
-    digits *= np.uint64(100 + (10**6 << 32))
-    digits += pairs
-    digits >>= np.uint64(32)
-    return digits, wrong != 0
-
-
-def _parse_slowly(
-    data: bytes,
-    starts: IntArray,
-    ends: IntArray,
-    odd: IntArray,
-    values: npt.NDArray[np.float64],
-) -> IntArray:
-    """Fill in the values of odd fields, 0 for what is no number, and say which those are."""
-    places = zip(starts[odd].tolist(), ends[odd].tolist(), strict=True)
-    parsed = [parse_number(data[start:end]) for start, end in places]
-    values[odd] = [0.0 if value is None else value for value in parsed]
-    return odd[[value is None for value in parsed]]
-
-
-def parse_number(text: bytes) -> float | None:
-    """Read one number that a 32-bit float can hold; None for anything else.
-
-    >>> parse_number(b"-1e-3"), parse_number(b"nan"), parse_number(b"1_0"), parse_number(b"1e99")
-    (-0.001, None, None, None)
-    """
-    try:
-        value = float(text) if b"_" not in text else math.nan
-    except ValueError:
-        return None
-    return value if abs(value) < BEYOND else None
-
-
-NUMBER = "%.6g"
-# What the fast way can write; for the rest `%.6g` changes its notation or needs two digits before
-# the point.
-SMALLEST, BEYOND_SIX_DIGITS = 1e-4, 9.99999
-
-_POWERS_SIX_DIGITS = 10.0 ** np.arange(10)
-# Keeps the first k of eight bytes: in little-endian order they are the lowest.
-_FIRST = np.array([(1 << 8 * k) - 1 for k in range(9)], dtype=np.uint64)
-_CELL = 16
-_BEGIN = 3  # where text begins in a cell: a blank and "-1.23457e-05" are 13 bytes, the most
-
-
-def format_rows(matrix: npt.NDArray[np.float32]) -> list[bytes]:
-    """Write every row of finite numbers, with blanks between them.
-
-    >>> format_rows(np.array([[0.5, -2, 1e-7], [1 / 3, 1234567, 0]], dtype=np.float32))
-    [b'0.5 -2 1e-07', b'0.333333 1.23457e+06 0']
-    """
-    values = matrix.astype(np.float64).ravel()
-    sizes = np.abs(values)
-    cells = _fill_cells(sizes, np.signbit(values))
-    odd = np.flatnonzero(((sizes < SMALLEST) & (sizes > 0)) | (sizes >= BEYOND_SIX_DIGITS))
-    if len(odd):
-        texts = [b" " + (NUMBER % value).encode() for value in values[odd].tolist()]
-        letters = np.array(texts, dtype=f"S{_CELL - _BEGIN}").view(np.uint8)
-        cells[odd, _BEGIN:] = letters.reshape(len(odd), -1)
-    cells.reshape(len(matrix), -1)[:, _BEGIN] = ord("\n")
-    return cells.tobytes().translate(None, b"\0").split(b"\n")[1:]
-
-
-def _fill_cells(
-    sizes: npt.NDArray[np.float64], is_negative: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.uint8]:
-    """Write numbers in cells: blank, sign, digit, point, nine digits; what is not needed is NUL.
-
-    The products are exact, as a 32-bit float has 24 bits and 10⁹ = 2⁹ · 5⁹ adds 21: the digits
-    are those of the number itself, rounded to even.
-    """
-    n_decimals = 5 + sum((sizes < limit).view(np.int8) for limit in (1, 0.1, 0.01, 0.001))
-    scaled = (
-        np.rint(np.minimum(sizes, BEYOND_SIX_DIGITS) * _POWERS_SIX_DIGITS[n_decimals])
-        * _POWERS_SIX_DIGITS[9 - n_decimals]
-    )
-    whole, rest = np.divmod(scaled.astype(np.uint64), np.uint64(10**9))
-    tenths, rest = np.divmod(rest, np.uint64(10**8))
-    digits = _spread_digits(rest)
-    # The exponent of a float tells the highest bit that is set, and so the last digit but zeros.
-    last_bit = (digits.astype(np.float64).view(np.uint64) >> np.uint64(52)).view(np.int64) - 1023
-    n_kept = np.maximum(last_bit >> 3, -1) + 1
-    cells = np.empty((len(sizes), 2), dtype="<u8")
-    cells[:, 1] = (digits | np.uint64(0x3030303030303030)) & _FIRST[n_kept]
-    has_point = ((tenths > 0) | (n_kept > 0)).astype(np.uint64)
-    text = has_point * np.uint64(0x302E << 48) + (tenths << np.uint64(56))
-    text += (whole << np.uint64(40)) + np.uint64(ord("0") << 40 | ord(" ") << 24)
-    cells[:, 0] = text + is_negative.astype(np.uint64) * np.uint64(ord("-") << 32)
-    return cells.view(np.uint8)
-
-
-def _spread_digits(numbers: WordArray) -> WordArray:
-    """Give the eight digits of numbers below 10⁸ a byte each, the first digit the lowest byte."""
-    high, low = np.divmod(numbers, np.uint64(10**4))
-    fours = high + (low << np.uint64(32))
-    hundreds = (fours * np.uint64(5243) >> np.uint64(19)) & np.uint64(0x7F0000007F)
-    pairs = hundreds + (fours - hundreds * np.uint64(100) << np.uint64(16))
-    tens = (pairs * np.uint64(103) >> np.uint64(10)) & np.uint64(0x000F000F000F000F)
-    digits: WordArray = tens + (pairs - tens * np.uint64(10) << np.uint64(8))
-    return digits
-
-
-BLOCK_BYTES = 1 << 18  # fits a processor's cache with what is computed from it
-# Once as much has been freed at a time, glibc keeps what is freed; before, it gives every array of
-# a block back to the system and asks for it again, which costs a third of the time.
-STEADY_BYTES = 1 << 24
+HEAD_BYTES = 1 << 16
+BLOCK_BYTES = 1 << 18  # the block and its intermediate results fit into the cache of a CPU
+BINARY_BLOCK_BYTES = 1 << 22
+BLOCK_NUMBERS = 1 << 15
+# After one allocation of this size has been freed, glibc keeps freed memory. Without it, every
+# array of a block is returned to the system, which costs a third of the time.
+WARM_UP_BYTES = 1 << 24
+FLOAT = np.dtype("<f4")
+NUMBER = b"%.6g"
 BLANK, TAB, NEWLINE = b" \t\n"
-BLANKS = " \t\r\v\f"  # within a line; what Python splits bytes at
-FENCE = b"0" * (MARGIN - 1) + b"\n"  # before every block, as if a line had ended there
-MEND = "mend or remove the line, or fetch the file again"
-UTF8 = "convert the file to UTF-8, for example with iconv"
+BLANKS = " \t\r\v\f"  # within a line; where Python splits bytes
+SPACE, NO_BREAK_SPACE = " ", "\xa0"
+FORBIDDEN = frozenset("\n\r\t\0")
+MAX_COUNT_DIGITS = 18  # more would not fit into 64 bits
+FIX_LINE = "correct or remove the line, or download the file again"
+DOWNLOAD = "download the file again"
+FORMAT_FIX = "use vectors in word2vec format"
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,50 +76,167 @@ class VectorBlock:
     matrix: Matrix
 
     def select(self, rows: IntArray) -> VectorBlock:
-        """Keep some of the words, in the order given."""
+        """Return some of the words, in the order given."""
         return VectorBlock([self.words[row] for row in rows.tolist()], self.matrix[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the first line says: how many words, and how many numbers each has."""
+    """The first line of a file: the number of words and the dimension of the vectors."""
 
     n_words: int
     n_numbers: int
 
     @staticmethod
     def parse(line: bytes) -> Header | None:
-        """Read a header; None if the line is none."""
+        """Return the header, or None if the line is not a header."""
         fields = line.split()
         if len(fields) != 2 or not all(field.isdigit() for field in fields):
             return None
         return Header(int(fields[0]), int(fields[1]))
 
     def check(self, n_words: int, path: PathLike) -> None:
-        """Refuse a file that does not hold the words its header promises."""
+        """Raise InputError if the file does not have the number of words of its header."""
         if n_words == self.n_words:
             return
-        problem = f"the header promises {self.n_words} words but the file holds {n_words}"
-        fix = "fetch the file again" if n_words < self.n_words else "correct the header"
+        problem = f"the header announces {self.n_words} words, but the file has {n_words}"
+        fix = DOWNLOAD if n_words < self.n_words else "correct the header"
         raise InputError(problem, file=display_name(path), fix=fix)
 
 
-def read_text(
-    path: PathLike, chunks: Iterable[bytes], skip_bad: SkipBad | None = None
+def iterate_vectors(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[VectorBlock]:
+    """Yield the vectors of a text or binary file block by block.
+
+    A bad line is an InputError or is passed to `skip_bad`.
+    """
+    chunks = read_chunks(path)
+    head = b""
+    while len(head) < HEAD_BYTES and (chunk := next(chunks, b"")):
+        head += chunk
+    if not head.strip():
+        raise InputError("the file is empty", file=display_name(path), fix=FORMAT_FIX)
+    line, _, rest = head.partition(b"\n")
+    header = Header.parse(line)
+    if header is not None and is_binary(rest, header.n_numbers):
+        return _read_binary(path, header, chain([rest], chunks), skip_bad)
+    return _read_text(path, chain([head], chunks), skip_bad)
+
+
+def write_word2vec(
+    path: PathLike, names: Sequence[str], matrix: Matrix, *, binary: bool = False
+) -> None:
+    """Write vectors under names from `format_words`; the file appears complete or not at all.
+
+    Text has six significant digits per number, so a file that was read is written byte for byte.
+    """
+    n_rows = -(-BLOCK_NUMBERS // matrix.shape[1])
+    row_format = b" ".join([NUMBER] * matrix.shape[1])
+    with write_atomically(path, binary=True) as stream:
+        stream.write(b"%d %d\n" % matrix.shape)
+        for start in range(0, len(names), n_rows):
+            rows, block = matrix[start : start + n_rows], names[start : start + n_rows]
+            is_finite = np.isfinite(rows).all(axis=1)
+            if not is_finite.all():
+                problem = f"the vector of {block[int(np.argmin(is_finite))]!r} is not finite"
+                raise InputError(problem, file=display_name(path), fix="compute the vectors again")
+            if binary:
+                values = [row.tobytes() for row in rows.astype(FLOAT, copy=False)]
+            else:
+                values = [row_format % tuple(row) for row in rows.tolist()]
+            lines = (b"%s %s\n" % (n.encode(), v) for n, v in zip(block, values, strict=True))
+            stream.write(b"".join(lines))
+
+
+def format_words(words: Sequence[str]) -> list[str]:
+    """Return words as they can be written, with no-break spaces instead of spaces, as in fastText.
+
+    For most readers a plain space would end the word.
+    """
+    for word in words:
+        if not word or not FORBIDDEN.isdisjoint(word) or not _is_encodable(word):
+            fix = "remove it, or its tabs, line ends, NUL characters and surrogates"
+            raise InputError(f"the word {word!r} cannot be written", fix=fix)
+    names = [word.replace(SPACE, NO_BREAK_SPACE) for word in words]
+    if len(set(names)) != len(names):
+        name, _ = Counter(names).most_common(1)[0]
+        problem = f"the word {name!r} occurs twice, perhaps with different kinds of spaces"
+        raise InputError(problem, fix="remove one of the two")
+    return names
+
+
+def _is_encodable(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def counts_path(path: PathLike) -> Path:
+    """Return the path of the file with the counts of the words of a file.
+
+    >>> counts_path("vectors/de.vec").name
+    'de.vec.counts'
+    """
+    return Path(f"{os.fspath(path)}.counts")
+
+
+def read_word_counts(path: PathLike, words: Sequence[str]) -> IntArray | None:
+    """Return the counts of words from the file beside their vectors; None if there is none."""
+    file = counts_path(path)
+    if not file.exists():
+        return None
+    counts: dict[str, int] = {}
+    for number, line in enumerate(read_lines(file), start=1):
+        word, _, count = line.rpartition("\t")
+        is_number = count.isascii() and count.isdigit() and len(count) <= MAX_COUNT_DIGITS
+        if not (word and is_number):
+            problem = "the line is not a word and its count"
+            fix = "write word TAB count, or remove the file"
+            raise InputError(problem, file=file, line=number, fix=fix)
+        counts.setdefault(word, int(count))
+    if (missing := next((word for word in words if word not in counts), None)) is not None:
+        fix = "write the vectors again, or remove the file"
+        raise InputError(f"the file has no count for {missing!r}", file=file, fix=fix)
+    return np.array([counts[word] for word in words], dtype=np.int64)
+
+
+@contextmanager
+def write_word_counts(
+    path: PathLike, words: Sequence[str], counts: IntArray | None
+) -> Iterator[None]:
+    """Write counts beside the vectors that the block writes, if it ends without an error.
+
+    Without counts, an older file of counts is removed. Beside standard output nothing is written.
+    """
+    if os.fspath(path) == "-":
+        yield
+    elif counts is None:
+        yield
+        counts_path(path).unlink(missing_ok=True)
+    else:
+        with write_atomically(counts_path(path)) as stream:
+            entries = zip(words, counts.tolist(), strict=True)
+            stream.writelines(f"{word}\t{count}\n" for word, count in entries)
+            yield
+
+
+# Text format.
+
+
+def _read_text(
+    path: PathLike, chunks: Iterable[bytes], skip_bad: SkipBad | None
 ) -> Iterator[VectorBlock]:
-    """Read the vectors of a file given in chunks; a bad line is an InputError or skipped."""
     blocks = cut_blocks(chunks)
     first = next(blocks, b"").removeprefix(BOM)
     line, _, rest = first.partition(b"\n")
     header = Header.parse(line)
     n_numbers = header.n_numbers if header else count_numbers(line)
     if n_numbers == 0:
-        problem = "neither a header nor a word with its vector"
-        raise InputError(
-            problem, file=display_name(path), line=1, fix="give vectors in word2vec format"
-        )
-    np.empty(STEADY_BYTES, dtype=np.uint8)
-    n_lines = n_above = int(header is not None)
+        problem = "the line is neither a header nor a word with its vector"
+        raise InputError(problem, file=display_name(path), line=1, fix=FORMAT_FIX)
+    np.empty(WARM_UP_BYTES, dtype=np.uint8)
+    n_lines = n_header_lines = int(header is not None)
     for block in filter(None, chain([rest if header else first], blocks)):
         vectors, bad = parse_block(block, n_numbers)
         for row, bad_line in bad.items():
@@ -337,11 +244,11 @@ def read_text(
         n_lines += len(vectors.words) + len(bad)
         yield vectors
     if header is not None:
-        header.check(n_lines - n_above, path)
+        header.check(n_lines - n_header_lines, path)
 
 
 def cut_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Cut chunks anew into blocks of whole lines; blank lines may end the file."""
+    """Yield blocks of whole lines; blank lines at the end of the file are dropped."""
     pending: list[bytes] = []
     n_pending = 0
     for chunk in chunks:
@@ -357,7 +264,7 @@ def cut_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def count_numbers(line: bytes) -> int:
-    """Count the numbers that end a line, without what must be its word.
+    """Return how many numbers end a line; the first field is always the word.
 
     >>> count_numbers(b"at home 0.5 -1"), count_numbers(b"7 0.5 -1"), count_numbers(b"word")
     (2, 2, 0)
@@ -370,75 +277,79 @@ def count_numbers(line: bytes) -> int:
 
 
 def parse_block(block: bytes, n_numbers: int) -> tuple[VectorBlock, dict[int, BadLine]]:
-    """Read a block of whole lines: the good ones together, the bad ones by their places."""
+    """Parse a block of whole lines; return the good ones, and the bad ones by line number."""
     lines = _Lines.of(block)
     n_fields = np.diff(lines.ends)
-    full = np.flatnonzero(n_fields > n_numbers)
-    vectors, doubtful = _parse_full(lines, full, n_numbers)
+    complete = np.flatnonzero(n_fields > n_numbers)
+    vectors, doubtful = _parse_complete(lines, complete, n_numbers)
     short = np.flatnonzero(n_fields <= n_numbers)
     bad: dict[int, BadLine] = {}
-    for line in sorted([*short.tolist(), *full[sorted(doubtful)].tolist()]):
+    for line in sorted([*short.tolist(), *complete[sorted(doubtful)].tolist()]):
         entry = parse_line(lines.get(line), n_numbers)
         if isinstance(entry, BadLine):
             bad[line] = entry
         else:
-            row = np.searchsorted(full, line)
+            row = np.searchsorted(complete, line)
             vectors.words[row], vectors.matrix[row] = entry
     if bad:
-        vectors = vectors.select(np.flatnonzero(~np.isin(full, list(bad))))
+        vectors = vectors.select(np.flatnonzero(~np.isin(complete, list(bad))))
     return vectors, bad
 
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """The lines of a block: its marks, which of them are blanks, which of those end lines."""
+    """The delimiters of a block, the indices of its blanks, and which blanks are line ends."""
 
-    marks: Marks
+    delimiters: Delimiters
     blanks: IntArray
     ends: IntArray
 
     @staticmethod
     def of(block: bytes) -> _Lines:
-        marks = Marks.of(FENCE + block)
-        is_blank = (marks.kinds == BLANK) | (marks.kinds - np.uint8(TAB) <= ord("\r") - TAB)
+        # A margin before the block that looks like the end of a line.
+        found = Delimiters.of(b"0" * (MARGIN - 1) + b"\n" + block)
+        is_blank = (found.codes == BLANK) | (found.codes - np.uint8(TAB) <= ord("\r") - TAB)
         blanks = np.flatnonzero(is_blank)
-        ends = np.flatnonzero(marks.kinds[blanks] == NEWLINE)
+        ends = np.flatnonzero(found.codes[blanks] == NEWLINE)
         before, after = blanks[ends[1:] - 1], blanks[ends[1:]]
-        is_trailing = marks.places[before] == marks.places[after] - 1
-        if (is_trailing & (marks.kinds[before] != NEWLINE)).any():  # fastText's lines end so
+        is_trailing = found.positions[before] == found.positions[after] - 1
+        if (is_trailing & (found.codes[before] != NEWLINE)).any():  # as in files of fastText
             lines = [line.rstrip() for line in block.split(b"\n")]
             return _Lines.of(b"\n".join(lines))
-        return _Lines(marks, blanks, ends)
+        return _Lines(found, blanks, ends)
 
     def get(self, line: int) -> bytes:
-        start, end = self.marks.places[self.blanks[self.ends[line : line + 2]]].tolist()
-        return self.marks.data[start + 1 : end]
+        start, end = self.delimiters.positions[self.blanks[self.ends[line : line + 2]]].tolist()
+        return self.delimiters.data[start + 1 : end]
 
 
-def _parse_full(lines: _Lines, full: IntArray, n_numbers: int) -> tuple[VectorBlock, set[int]]:
-    """Read lines that have fields enough, and name the rows that must be looked at one by one."""
-    if not len(full):
+def _parse_complete(
+    lines: _Lines, complete: IntArray, n_numbers: int
+) -> tuple[VectorBlock, set[int]]:
+    """Parse lines that have enough fields; also return the rows that need a closer look."""
+    if not len(complete):
         return VectorBlock([], np.zeros((0, n_numbers), dtype=np.float32)), set()
-    marks, blanks, ends = lines.marks, lines.blanks, lines.ends
-    is_spaced = ends[full + 1] - ends[full] > n_numbers + 1
-    if len(full) * (n_numbers + 1) == len(blanks) - 1:  # nothing else, so no need to pick
+    delimiters, blanks, ends = lines.delimiters, lines.blanks, lines.ends
+    has_more_fields = ends[complete + 1] - ends[complete] > n_numbers + 1
+    if len(complete) * (n_numbers + 1) == len(blanks) - 1:  # all lines are complete
         around = blanks[1:].reshape(-1, n_numbers + 1)
     else:
-        around = blanks[ends[full + 1, None] + np.arange(-n_numbers, 1)]
-    numbers, failed = parse_decimals(marks, around)
-    stops, limits = marks.places[blanks[ends[full]]], marks.places[around[:, 0]]
-    places = zip(stops.tolist(), limits.tolist(), strict=True)
-    words, doubtful = _decode_words([marks.data[stop + 1 : limit] for stop, limit in places])
+        around = blanks[ends[complete + 1, None] + np.arange(-n_numbers, 1)]
+    numbers, failed = parse_decimals(delimiters, around)
+    starts = delimiters.positions[blanks[ends[complete]]] + 1
+    stops = delimiters.positions[around[:, 0]]
+    places = zip(starts.tolist(), stops.tolist(), strict=True)
+    words, doubtful = _decode_words([delimiters.data[start:stop] for start, stop in places])
     doubtful.update((failed // n_numbers).tolist())
-    for row in np.flatnonzero(is_spaced).tolist():
-        words[row] = words[row].strip(BLANKS)  # it holds blanks, or they surround it
+    for row in np.flatnonzero(has_more_fields).tolist():
+        words[row] = words[row].strip(BLANKS)  # blanks in the word or around it
         if not words[row] or _ends_in_number(words[row].encode()):
             doubtful.add(row)
     return VectorBlock(words, numbers), doubtful
 
 
 def _decode_words(words: list[bytes]) -> tuple[list[str], set[int]]:
-    """Decode the words of a block, and name the rows of those that cannot be words."""
+    """Decode the words of a block; also return the rows of those that may be invalid."""
     joined = b"\n".join(words)
     try:
         texts = joined.decode().split("\n")
@@ -453,13 +364,13 @@ def _decode_words(words: list[bytes]) -> tuple[list[str], set[int]]:
 
 
 def _ends_in_number(word: bytes) -> bool:
-    """Tell whether a word of several parts ends in a number: the line has one too many."""
+    """Return whether a word of several parts ends in a number: the line has one too many."""
     parts = word.split()
     return len(parts) > 1 and parse_number(parts[-1]) is not None
 
 
 def parse_line(line: bytes, n_numbers: int) -> tuple[str, list[float]] | BadLine:
-    """Read a line by itself: the word and its vector, or what is wrong with it.
+    """Return the word and vector of one line, or what is wrong with it.
 
     >>> parse_line(b"at  home 1 2", 2)
     ('at  home', [1.0, 2.0])
@@ -470,29 +381,27 @@ def parse_line(line: bytes, n_numbers: int) -> tuple[str, list[float]] | BadLine
     word, *fields = line.strip().rsplit(None, n_numbers) or [b""]
     numbers = [value for value in map(parse_number, fields) if value is not None]
     if not word:
-        return BadLine("empty line", "remove it", text)
+        return BadLine("the line is empty", "remove it", text)
     if b"\0" in word:
-        return BadLine("NUL byte", "remove it, or convert the file from UTF-16 to UTF-8", text)
+        return BadLine(NUL_BYTE, NUL_BYTE_FIX, text)
     if len(fields) < n_numbers or _ends_in_number(word):
-        reason = f"{count_numbers(line)} numbers where {n_numbers} are due"
-        return BadLine(reason, MEND, text)
+        reason = f"the line has {count_numbers(line)} numbers instead of {n_numbers}"
+        return BadLine(reason, FIX_LINE, text)
     if len(numbers) < n_numbers:
         field = next(field for field in fields if parse_number(field) is None)
-        shown_field = field.decode(errors="backslashreplace")[:40]
-        return BadLine(f"{shown_field!r} is not a finite number", MEND, text)
+        shown = field.decode(errors="backslashreplace")[:40]
+        return BadLine(f"{shown!r} is not a finite number", FIX_LINE, text)
     try:
         return word.decode(), numbers
     except UnicodeDecodeError as error:
-        return BadLine(f"invalid UTF-8 at byte {error.start + 1}", UTF8, text)
+        return BadLine(f"invalid UTF-8 at byte {error.start + 1}", UTF8_FIX, text)
 
 
-FLOAT = np.dtype("<f4")
-BLOCK_BYTES_WORD2VEC_BINARY = 1 << 22
-AGAIN = "fetch the file again"
+# Binary format.
 
 
 def is_binary(head: bytes, n_numbers: int) -> bool:
-    """Tell by what follows the header whether numbers are bytes rather than digits."""
+    """Return whether the numbers after the header are bytes instead of digits."""
     vector = head.partition(b" ")[2][: n_numbers * FLOAT.itemsize]
     if parse_number(b"".join(vector.split(None, 1)[:1])) is not None:
         return False
@@ -501,16 +410,15 @@ def is_binary(head: bytes, n_numbers: int) -> bool:
     try:
         vector.decode()
     except UnicodeDecodeError as error:
-        return error.start < len(vector) - 3  # else a character cut in two
+        return error.start < len(vector) - 3  # otherwise the last character is incomplete
     return False
 
 
-def read_binary(
-    path: PathLike, header: Header, chunks: Iterable[bytes], skip_bad: SkipBad | None = None
+def _read_binary(
+    path: PathLike, header: Header, chunks: Iterable[bytes], skip_bad: SkipBad | None
 ) -> Iterator[VectorBlock]:
-    """Read the vectors that follow the header; bad ones are InputErrors or skipped."""
     n_read, n_bytes, pending = 0, header.n_numbers * FLOAT.itemsize, b""
-    for data in _gather(chunks, max(BLOCK_BYTES_WORD2VEC_BINARY, n_bytes)):
+    for data in _gather(chunks, max(BINARY_BLOCK_BYTES, n_bytes)):
         data = pending + data
         words, rows, end = cut_entries(data, n_bytes)
         pending = data[end:]
@@ -518,13 +426,13 @@ def read_binary(
         yield _keep_good(path, words, matrix.astype(np.float32, copy=False), n_read, skip_bad)
         n_read += len(words)
     if n_read < header.n_words and pending.strip(b"\n"):
-        problem = f"ends within word {n_read + 1} of {header.n_words}"
-        raise InputError(problem, file=display_name(path), fix=AGAIN)
+        problem = f"the file ends within word {n_read + 1} of {header.n_words}"
+        raise InputError(problem, file=display_name(path), fix=DOWNLOAD)
     header.check(n_read + bool(pending.strip(b"\n")), path)
 
 
 def _gather(chunks: Iterable[bytes], n_bytes: int) -> Iterator[bytes]:
-    """Join small chunks to pieces worth the work on each."""
+    """Join small chunks to larger ones."""
     pending: list[bytes] = []
     n_pending = 0
     for chunk in chunks:
@@ -537,7 +445,7 @@ def _gather(chunks: Iterable[bytes], n_bytes: int) -> Iterator[bytes]:
 
 
 def cut_entries(data: bytes, n_bytes: int) -> tuple[list[bytes], list[bytes], int]:
-    r"""Cut whole entries off the front: words, vectors of `n_bytes`, and where the rest begins.
+    r"""Return the words and vectors of the complete entries, and where the rest begins.
 
     >>> cut_entries(b"cat ABCD\ndog EFGH\nbird IJ", 4)
     ([b'cat', b'dog'], [b'ABCD', b'EFGH'], 17)
@@ -551,38 +459,32 @@ def cut_entries(data: bytes, n_bytes: int) -> tuple[list[bytes], list[bytes], in
 
 
 def _keep_good(
-    path: PathLike,
-    words: list[bytes],
-    matrix: npt.NDArray[np.float32],
-    n_above: int,
-    skip_bad: SkipBad | None,
+    path: PathLike, words: list[bytes], matrix: Matrix, n_before: int, skip_bad: SkipBad | None
 ) -> VectorBlock:
-    """Decode the words and refuse those that are none, or whose vectors are not finite."""
+    """Decode words; report invalid ones and those whose vectors are not finite."""
     is_finite = np.asarray(np.isfinite(matrix).all(axis=1))
     texts = [word.decode(errors="replace") for word in words]
-    suspects = {row for row, text in enumerate(texts) if not text or "\ufffd" in text}
-    suspects |= {row for row, word in enumerate(words) if b"\n" in word or b"\0" in word}
+    doubtful = {row for row, text in enumerate(texts) if not text or "\ufffd" in text}
+    doubtful |= {row for row, word in enumerate(words) if b"\n" in word or b"\0" in word}
     bad = []
-    for row in sorted(suspects | set(np.flatnonzero(~is_finite).tolist())):
+    for row in sorted(doubtful | set(np.flatnonzero(~is_finite).tolist())):
         if (problem := _find_problem(words[row], bool(is_finite[row]))) is None:
             continue
         bad.append(row)
-        reason, fix = problem
+        number, (reason, fix) = n_before + row + 1, problem
         if skip_bad is None:
-            raise InputError(
-                f"word {n_above + row + 1}: {reason}", file=display_name(path), fix=fix
-            )
-        skip_bad(n_above + row + 1, reason, words[row].decode(errors="backslashreplace"))
+            raise InputError(f"word {number}: {reason}", file=display_name(path), fix=fix)
+        skip_bad(number, reason, words[row].decode(errors="backslashreplace"))
     block = VectorBlock(texts, matrix)
     return block.select(np.delete(np.arange(len(texts)), bad)) if bad else block
 
 
 def _find_problem(word: bytes, is_finite: bool) -> tuple[str, str] | None:
-    """Say what is wrong with a word or its vector, and what would help."""
+    """Return what is wrong with a word or its vector and how to fix it, or None."""
     if not word or b"\n" in word or b"\0" in word:
-        return "not a word, so the numbers before it are too many or too few", AGAIN
+        return "this is not a word, so the vector before it has a wrong length", DOWNLOAD
     if not is_finite:
-        return "its vector is not finite", "remove it, or make the vectors again"
+        return "its vector is not finite", "remove it, or compute the vectors again"
     try:
         word.decode()
     except UnicodeDecodeError as error:
@@ -591,127 +493,134 @@ def _find_problem(word: bytes, is_finite: bool) -> tuple[str, str] | None:
     return None
 
 
-HEAD_BYTES = 1 << 16
-BLOCK_NUMBERS = 1 << 15  # fit a processor's cache with what is computed from them
-SPACE, HARD_SPACE = " ", "\xa0"
-FORBIDDEN = frozenset("\n\r\t\0")
+# Decimal numbers from text. Eight digits are read at a time: eight bytes are one 64-bit integer,
+# and three multiplications compute the number they spell (Lemire, 2021). Other notations, such as
+# 1.5e-07, and numbers with more digits than a double holds exactly are parsed by `float`; the
+# result is always that of `float`. benchmarks/text_reading.py compares it with plain NumPy.
+
+MARGIN = 16  # digits are loaded from up to this many bytes before their end
+MAX_DIGITS = 15  # a double holds all such integers, and one division by a power of ten is exact
+FLOAT_OVERFLOW = 2.0**128 - 2.0**103  # rounds to infinity in 32 bits; anything smaller does not
+_MINUS, _POINT, _ZERO = b"-.0"
+# Masks that keep the last k of eight bytes: in little-endian order, the highest.
+_LAST_BYTES = np.array([(1 << 64) - (1 << 8 * (8 - k)) for k in range(9)], dtype=np.uint64)
+_POWERS = 10 ** np.arange(MAX_DIGITS + 1, dtype=np.uint64)
+_SIGNED_POWERS = np.concatenate([_POWERS, -_POWERS.astype(np.float64)])
 
 
-def iterate_vectors(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[VectorBlock]:
-    """Read vectors, packed or not, text or binary; what cannot be used is refused or skipped."""
-    chunks = read_chunks(path)
-    head = b""
-    while len(head) < HEAD_BYTES and (chunk := next(chunks, b"")):
-        head += chunk
-    if not head.strip():
-        raise InputError("is empty", file=display_name(path), fix="give vectors in word2vec format")
-    line, _, rest = head.partition(b"\n")
-    header = Header.parse(line)
-    if header is not None and is_binary(rest, header.n_numbers):
-        return read_binary(path, header, chain([rest], chunks), skip_bad)
-    return read_text(path, chain([head], chunks), skip_bad)
+@dataclass(frozen=True, slots=True)
+class Delimiters:
+    """The bytes of a text below "0" and their positions: blanks, signs, points, punctuation."""
+
+    data: bytes
+    positions: IntArray
+    codes: ByteArray
+
+    @staticmethod
+    def of(data: bytes) -> Delimiters:
+        """Return the delimiters of a text, whose first `MARGIN` bytes are not parsed."""
+        codes = np.frombuffer(data, np.uint8)
+        positions = np.flatnonzero(codes < _ZERO)
+        return Delimiters(data, positions, codes[positions])
 
 
-def write_word2vec(
-    path: PathLike, names: Sequence[str], matrix: Matrix, *, binary: bool = False
+def parse_decimals(
+    delimiters: Delimiters, around: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float32], IntArray]:
+    """Parse the numbers between consecutive delimiters, whose indices are the rows of `around`.
+
+    Also return which numbers, counted row by row, are invalid or not finite; they are set to 0.
+
+    >>> found = Delimiters.of(b"_" * MARGIN + b" 0.25 -3 1e-2 x ")
+    >>> numbers, failed = parse_decimals(found, np.flatnonzero(found.codes == ord(" "))[None])
+    >>> numbers.tolist(), failed.tolist()
+    ([[0.25, -3.0, 0.009999999776482582, 0.0]], [3])
+    """
+    positions = delimiters.positions[around]
+    starts, ends = (positions[:, :-1] + 1).ravel(), positions[:, 1:].ravel()
+    last = (around[:, 1:] - 1).ravel()
+    has_point = delimiters.codes[last] == _POINT
+    is_negative = delimiters.codes[(around[:, :-1] + 1).ravel()] == _MINUS
+    points = np.where(has_point, delimiters.positions[last], ends)
+    n_whole, n_decimals = points - starts - is_negative, ends - points - has_point
+    is_other = np.diff(around).ravel() != 1 + has_point.view(np.int8) + is_negative
+    is_other |= (n_whole + n_decimals - 1).view(np.uint64) >= MAX_DIGITS
+    mantissas = _read_decimals(delimiters.data, ends, n_decimals, is_other)
+    _add_whole(mantissas, delimiters.data, points, n_whole, n_decimals, is_other)
+    powers = np.minimum(n_decimals, MAX_DIGITS) + (MAX_DIGITS + 1) * is_negative.view(np.int8)
+    values = mantissas.view(np.int64) / _SIGNED_POWERS[powers]
+    others = np.flatnonzero(is_other)
+    places = zip(starts[others].tolist(), ends[others].tolist(), strict=True)
+    parsed = [parse_number(delimiters.data[start:end]) for start, end in places]
+    values[others] = [0.0 if value is None else value for value in parsed]
+    failed = others[[value is None for value in parsed]]
+    return values.astype(np.float32).reshape(len(around), -1), failed
+
+
+def _add_whole(
+    mantissas: WordArray,
+    data: bytes,
+    points: IntArray,
+    n_whole: IntArray,
+    n_decimals: IntArray,
+    is_other: BoolArray,
 ) -> None:
-    """Write vectors under names that `format_words` gave, whole or not at all."""
-    n_rows = -(-BLOCK_NUMBERS // matrix.shape[1])
-    with write_atomically(path, binary=True) as stream:
-        stream.write(b"%d %d\n" % matrix.shape)
-        for start in range(0, len(names), n_rows):
-            rows, block = matrix[start : start + n_rows], names[start : start + n_rows]
-            is_finite = np.isfinite(rows).all(axis=1)
-            if not is_finite.all():
-                problem = f"the vector of {block[int(np.argmin(is_finite))]!r} is not finite"
-                raise InputError(problem, file=display_name(path), fix="make the vectors again")
-            lines = _format_binary(block, rows) if binary else _format_text(block, rows)
-            stream.write(b"".join(lines))
+    """Add the digits before the points, and mark numbers with other characters there."""
+    digits = np.frombuffer(data, np.uint8)[points - 1] - np.uint8(_ZERO)
+    wrong, some = digits > 9, np.flatnonzero((digits > 0) | (n_whole != 1))
+    if len(some):  # usually few: most numbers of vectors are like 0.1234
+        whole, not_digits = _read_digits(data, points[some], n_whole[some])
+        mantissas[some] += whole * _POWERS.take(n_decimals[some], mode="clip")
+        wrong[some] = not_digits | (n_whole[some] > 8)
+    is_other |= wrong
 
 
-def format_words(words: Sequence[str]) -> list[str]:
-    """Give words as they can be written: spaces become no-break spaces, which fastText has too.
+def _read_decimals(
+    data: bytes, ends: IntArray, n_decimals: IntArray, is_other: BoolArray
+) -> WordArray:
+    """Return the digits after the points, and mark numbers with other characters there."""
+    decimals, wrong = _read_digits(data, ends, n_decimals)
+    is_other |= wrong
+    rest = np.flatnonzero(n_decimals > 8)
+    if len(rest):
+        high, wrong = _read_digits(data, ends[rest] - 8, n_decimals[rest] - 8)
+        decimals[rest] += high * np.uint64(10**8)
+        is_other[rest] |= wrong
+    return decimals
 
-    A plain space would end the word for most readers.
+
+def _read_digits(data: bytes, ends: IntArray, n_digits: IntArray) -> tuple[WordArray, BoolArray]:
+    """Return the number of the last, at most eight, digits before each end, and which are none."""
+    eights: WordArray = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
+    digits = eights[ends - 8]
+    digits ^= np.uint64(0x3030303030303030)
+    digits &= _LAST_BYTES.take(n_digits, mode="clip")
+    wrong = digits + np.uint64(0x0606060606060606)
+    wrong |= digits
+    wrong &= np.uint64(0xF0F0F0F0F0F0F0F0)
+    # Neighboring digits are combined to pairs, pairs to fours, fours to eights.
+    pairs = digits >> np.uint64(8)
+    digits *= np.uint64(10)
+    digits += pairs
+    mask = np.uint64(0x000000FF000000FF)
+    np.right_shift(digits, np.uint64(16), out=pairs)
+    pairs &= mask
+    pairs *= np.uint64(1 + (10**4 << 32))
+    digits &= mask
+    digits *= np.uint64(100 + (10**6 << 32))
+    digits += pairs
+    digits >>= np.uint64(32)
+    return digits, wrong != 0
+
+
+def parse_number(text: bytes) -> float | None:
+    """Return a number that a 32-bit float can hold, or None for anything else.
+
+    >>> parse_number(b"-1e-3"), parse_number(b"nan"), parse_number(b"1_0"), parse_number(b"1e99")
+    (-0.001, None, None, None)
     """
-    for word in words:
-        if not word or not FORBIDDEN.isdisjoint(word) or not _is_encodable(word):
-            fix = "remove it, or the tabs, line ends, NULs and surrogates in it"
-            raise InputError(f"the word {word!r} cannot be written", fix=fix)
-    names = [word.replace(SPACE, HARD_SPACE) for word in words]
-    if len(set(names)) != len(names):
-        name, _ = Counter(names).most_common(1)[0]
-        problem = f"the word {name!r} comes twice, or once with another kind of space"
-        raise InputError(problem, fix="remove one of the two")
-    return names
-
-
-def _is_encodable(word: str) -> bool:
     try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _format_text(names: Sequence[str], rows: Matrix) -> Iterator[bytes]:
-    """Make lines of six digits a number: text that was read comes out again byte for byte."""
-    for name, row in zip(names, format_rows(rows), strict=True):
-        yield b"%s %s\n" % (name.encode(), row)
-
-
-def _format_binary(names: Sequence[str], rows: Matrix) -> Iterator[bytes]:
-    for name, row in zip(names, rows.astype(FLOAT, copy=False), strict=True):
-        yield b"%s %s\n" % (name.encode(), row.tobytes())
-
-
-MAX_DIGITS_WORD_COUNTS = 18  # more would not fit 64 bits
-
-
-def counts_path(path: PathLike) -> Path:
-    """Name the file with the counts of the words of a file.
-
-    >>> counts_path("vectors/de.vec").name
-    'de.vec.counts'
-    """
-    return Path(f"{os.fspath(path)}.counts")
-
-
-def read_word_counts(path: PathLike, words: Sequence[str]) -> IntArray | None:
-    """Read how often words were seen from the file beside their vectors; None without one."""
-    file = counts_path(path)
-    if not file.exists():
+        value = float(text) if b"_" not in text else math.nan
+    except ValueError:
         return None
-    counts: dict[str, int] = {}
-    for number, line in enumerate(read_lines(file), start=1):
-        word, _, count = line.rpartition("\t")
-        if not (
-            word and count.isascii() and count.isdigit() and len(count) <= MAX_DIGITS_WORD_COUNTS
-        ):
-            fix = "write word TAB count, or remove the file"
-            raise InputError("not a word and its count", file=file, line=number, fix=fix)
-        counts.setdefault(word, int(count))
-    if (missing := next((word for word in words if word not in counts), None)) is not None:
-        fix = "write the vectors again, or remove the file"
-        raise InputError(f"has no count for {missing!r}", file=file, fix=fix)
-    return np.array([counts[word] for word in words], dtype=np.int64)
-
-
-@contextmanager
-def write_word_counts(
-    path: PathLike, words: Sequence[str], counts: IntArray | None
-) -> Iterator[None]:
-    """Write the counts beside a file that the block writes, and only if it ends well.
-
-    Without counts, those of what stood there before go. Standard output has nothing beside it.
-    """
-    if os.fspath(path) == "-":
-        yield
-    elif counts is None:
-        yield
-        counts_path(path).unlink(missing_ok=True)
-    else:
-        with write_atomically(counts_path(path)) as stream:
-            entries = zip(words, counts.tolist(), strict=True)
-            stream.writelines(f"{word}\t{count}\n" for word, count in entries)
-            yield
+    return value if abs(value) < FLOAT_OVERFLOW else None
