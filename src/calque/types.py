@@ -58,7 +58,7 @@ class TokenBatch:
     """Sequences laid end to end, without padding between them.
 
     `offsets[k]:offsets[k + 1]` are the tokens of sequence k. Trailing empty sequences and
-    a final sequence of padding ids may fill a batch up to a fixed shape (see `text.batching`).
+    a final sequence of padding ids may fill a batch up to a fixed shape (see `tokens.ragged`).
     `positions` count from 0 in every sequence unless an objective says otherwise; `n_real`
     counts the tokens that are not padding. With `row` above 0 no sequence crosses a multiple
     of it, so that attention may work on rows of that many tokens. `counts_on` is true where

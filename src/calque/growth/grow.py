@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -230,7 +231,7 @@ def grow(
 
 def expand_patterns(patterns: PathLike | Sequence[PathLike]) -> list[str]:
     """Return the files of paths and glob patterns, each once; one without a file is an error."""
-    if isinstance(patterns, str | Path):
+    if isinstance(patterns, str | os.PathLike):
         patterns = [patterns]
     found: dict[str, None] = {}
     for pattern in map(str, patterns):

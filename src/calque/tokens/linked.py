@@ -89,7 +89,7 @@ def _drop_bad_pairs(
             yield pair
         else:
             report.n_read += 1
-            report.note_drops(reason, 1, [(pair.src, pair.tgt)])
+            report.add_dropped(reason, 1, [(pair.src, pair.tgt)])
 
 
 def _find_problem(text: str, rules: CleaningRules) -> str | None:

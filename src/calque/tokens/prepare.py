@@ -488,7 +488,7 @@ class WordFilter:
         ):
             dropped = np.flatnonzero(keep & is_bad)
             drops = ((block.words[row],) for row in dropped.tolist())
-            self.report.note_drops(reason, len(dropped), drops)
+            self.report.add_dropped(reason, len(dropped), drops)
             keep &= ~is_bad
         kept = np.flatnonzero(keep)
         self.report.n_kept += len(kept)

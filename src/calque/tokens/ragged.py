@@ -85,7 +85,7 @@ def batch_in_order(
 ) -> Iterator[IntArray]:
     """Yield batches of consecutive sequences within a budget of real tokens.
 
-    >>> [batch.tolist() for batch in fill_batches(np.array([3, 3, 2, 4]), max_tokens=6)]
+    >>> [batch.tolist() for batch in batch_in_order(np.array([3, 3, 2, 4]), max_tokens=6)]
     [[0, 1], [2, 3]]
     """
     ends = np.cumsum(lengths)

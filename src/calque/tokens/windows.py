@@ -169,7 +169,7 @@ def split_into_word_windows(
     Neighboring windows share up to a fraction `overlap` of `max_subwords`. The results of a word
     in two windows are taken from the window in which the word is farther from the edge.
 
-    >>> split_words(np.array([2, 2, 2, 2, 2]), max_subwords=6, overlap=0.4)
+    >>> split_into_word_windows(np.array([2, 2, 2, 2, 2]), max_subwords=6, overlap=0.4)
     [WordWindow(start=0, stop=3, first=0, last=3), WordWindow(start=2, stop=5, first=3, last=5)]
     """
     if n_subwords.max(initial=0) > max_subwords:

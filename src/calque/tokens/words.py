@@ -103,6 +103,8 @@ class WordEncoder:
     ) -> None:
         self._tokenizer, self._max_words = tokenizer, max_words
         self._keeps_space = keeps_leading_space(tokenizer)
+        self._index: WordIndex
+        self._table: PieceTable
         self._clear()
 
     def encode(self, sentences: Sequence[Sequence[str]]) -> EncodedWords:
