@@ -102,7 +102,7 @@ def test_invalid_lines_can_be_skipped(
 ) -> None:
     (tmp_path / "text").write_bytes(b"fine\n\xff\nfine\n")
     listed, out = tmp_path / "bad", tmp_path / "v.npy"
-    for taken, problem in (("text", "both read and written"), ("v.npy", "both -o and --skip-bad")):
+    for taken, problem in (("text", "both input and output"), ("v.npy", "both -o and --skip-bad")):
         options = ["--skip-bad", str(tmp_path / taken)]
         assert embed(tmp_path / "text", out, tiny_folder, *options) == 2
         assert problem in capsys.readouterr().err
@@ -137,7 +137,7 @@ def test_the_input_is_not_overwritten(
     text = tmp_path / "text.npy"
     text.write_bytes(b"fine\n")
     assert embed(text, text, tiny_folder) == 2
-    assert "text.npy: both read and written" in capsys.readouterr().err
+    assert "text.npy: the file is both input and output" in capsys.readouterr().err
     assert text.read_bytes() == b"fine\n"
 
 

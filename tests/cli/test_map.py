@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from calque.cli import run
-from calque.cli.vector_commands import name_languages
 from calque.errors import InputError
-from calque.vectors.static import WordVectors, read_vectors, write_vectors
+from calque.vectors.mapping import name_languages
+from calque.vectors.static import WordVectors
 
 N_WORDS, HIDDEN = 300, 12
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
         words[language] = [f"{language}{i}" for i in range(N_WORDS)]
         matrix = (common @ turn + 0.1 * draw(N_WORDS, HIDDEN, seed=number + 9)).numpy()
         vectors = WordVectors(words[language], matrix.astype(np.float32))
-        write_vectors(vectors, tmp_path / f"{language}.vec")
+        vectors.save(tmp_path / f"{language}.vec")
     for language in ("de", "fr"):
         pairs = list(zip(words["en"], words[language], strict=True))
         (tmp_path / f"en-{language}.train.txt").write_text(lines(pairs[:150]))
@@ -50,7 +50,7 @@ def call(folder: Path, *more: str) -> int:
 
 
 def precision(src: Path, tgt: Path) -> float:
-    rows = [torch.from_numpy(read_vectors(path, cache=False).matrix) for path in (src, tgt)]
+    rows = [torch.from_numpy(WordVectors.load(path, cache=False).matrix) for path in (src, tgt)]
     rows = [torch.nn.functional.normalize(each) for each in rows]
     found = (rows[0] @ rows[1].T).argmax(dim=1)
     return float((found == torch.arange(N_WORDS)).float().mean())
@@ -91,7 +91,7 @@ def test_without_a_dictionary(folder: Path, capsys: pytest.CaptureFixture[str]) 
     ]
     out = folder / "two"
     assert run(["map", *files, "-o", str(out), *options]) == 0
-    assert len(read_vectors(out / "deutsch.bin", cache=False)) == 200
+    assert len(WordVectors.load(out / "deutsch.bin", cache=False)) == 200
     assert "no development dictionary to compare" in capsys.readouterr().out
 
 
@@ -105,7 +105,7 @@ def test_several_methods(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert tried == ["unaligned", "procrustes", "refine", "rcsls"]
 
 
-def test_a_language_without_a_development_dictionary_is_told(
+def test_a_language_without_a_development_dictionary(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "fr-en.dev.txt").unlink()
@@ -121,17 +121,16 @@ def test_a_language_without_a_development_dictionary_is_told(
     ("options", "problem"),
     [
         (["--pivot", "es"], "no vectors of the pivot 'es' (choose from: en de fr)"),
-        (["--method", "supervised"], "supervised needs a dictionary (give one with --dictionary)"),
+        (["--method", "supervised"], "supervised needs a dictionary (add --dictionary)"),
         (["--method", "magic"], "no method 'magic' (choose from: supervised,"),
         (["--space", "outer"], "no space 'outer'"),
         (["--device", "toaster"], "device 'toaster'"),
         (["--dictionary", "HERE/en-de.train.txt"], "--dictionary names one file for 2 languages"),
-        (["--dev", "HERE/{language}.nothing"], "--dev: no such file for any language"),
-        (["--seed", "-1"], "seed=-1 (choose 0 or more"),
-        (["--max-words", "-1"], "max_words=-1 leaves no words"),
+        (["--dev", "HERE/{language}.nothing"], "--dev: there is no such file for any language"),
+        (["--seed", "-1"], "the seed is -1 (choose 0 or more"),
         (
             ["--method", "identical", "--dictionary", "HERE/en-{language}.train.txt"],
-            "identical would make no use of --dictionary (drop it, give it as --dev",
+            "identical does not use the dictionary (drop --dictionary, pass it as --dev",
         ),
         (
             [
@@ -142,11 +141,11 @@ def test_a_language_without_a_development_dictionary_is_told(
                 "--dictionary",
                 "HERE/en-{language}.train.txt",
             ],
-            "rcsls leaves the pivot as it is",
+            "rcsls leaves the pivot unchanged",
         ),
     ],
 )
-def test_bad_options(
+def test_invalid_options(
     folder: Path, options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [option.replace("HERE", str(folder)) for option in options]
@@ -161,16 +160,16 @@ def test_bad_options(
     ("content", "problem"),
     [
         (None, "xx.vec: no such file or directory (check the path)"),
-        (b"", "xx.vec: is empty (give vectors in word2vec format)"),
-        (b"2 3\na 1 2 3\nb 3 2 1\n", "vectors of xx have 3 dimensions, those of en 12"),
-        (b"Only text.\nNo numbers.\n", "xx.vec, line 1: neither a header nor a word with its"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "xx.vec, line 1: neither a header nor a word"),
-        (b"5 2\na 1 2\n", "xx.vec: the header promises 5 words but the file holds 1"),
+        (b"", "xx.vec: the file is empty (use vectors in word2vec format)"),
+        (b"2 3\na 1 2 3\nb 3 2 1\n", "the vectors of xx have 3 dimensions, those of en have 12"),
+        (b"Only text.\nNo numbers.\n", "xx.vec, line 1: the line is neither a header nor a word with its"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "xx.vec, line 1: the line is neither a header nor a word"),
+        (b"5 2\na 1 2\n", "xx.vec: the header announces 5 words, but the file has 1"),
         (b"2 2\na 1 2\nb 1\n", "xx.vec, line 3: "),
         (b"a" + 12 * b" 0" + b"\nb" + 12 * b" 0" + b"\n", "all vectors of xx are zero"),
     ],
 )
-def test_bad_files(
+def test_invalid_files(
     folder: Path, content: bytes | None, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is not None:
@@ -188,14 +187,14 @@ def test_bad_files(
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("Katze cat\nHund dog\n", "none of its 2 entries has two words with vectors (check its"),
-        ("", "none of its 0 entries has two words with vectors"),
-        ("en1 de1\nen2\n", "xx.txt, line 2: 1 words where 2 are due"),
-        ("de1 en1\nde2 en2\n", "xx.txt: the columns look swapped: 2 entries"),
+        ("Katze cat\nHund dog\n", "none of the 2 entries has two words with vectors (check the"),
+        ("", "none of the 0 entries has two words with vectors"),
+        ("en1 de1\nen2\n", "xx.txt, line 2: the line has 1 words instead of 2"),
+        ("de1 en1\nde2 en2\n", "xx.txt: the columns seem to be swapped: 0 entries"),
         (None, "xx.txt: no such file"),
     ],
 )
-def test_bad_dictionaries(
+def test_invalid_dictionaries(
     folder: Path,
     option: str,
     content: str | None,
@@ -213,7 +212,7 @@ def test_bad_dictionaries(
     assert not (folder / "mapped").exists()
 
 
-def test_bad_lines_are_skipped_and_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_lines_are_skipped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What remains is mapped as files without the bad lines are."""
     train = folder / "en-{language}.train.txt"
     options = ["--dictionary", str(train), "--dev", str(folder / "{language}-en.dev.txt")]
@@ -233,15 +232,15 @@ def test_bad_lines_are_skipped_and_listed(folder: Path, capsys: pytest.CaptureFi
     assert call(folder, *options, "--overwrite") == 2
     assert "en-fr.train.txt, line 1: invalid UTF-8" in capsys.readouterr().err
     assert call(folder, *options, "--overwrite", "--skip-bad", str(listed)) == 0
-    assert capsys.readouterr().err.endswith(", 5 bad lines skipped\n")
+    assert capsys.readouterr().err.count(", 5 invalid lines skipped; ")
     for language, content in expected.items():
         assert (folder / f"mapped/{language}.vec").read_bytes() == content
     rows = [line.split("\t")[:2] for line in listed.read_text().splitlines()]
     assert rows == [
         ["1", f"{folder / 'en-fr.train.txt'}: invalid UTF-8 at byte 4"],
-        ["152", f"{folder / 'en-fr.train.txt'}: 1 words where 2 are due"],
+        ["152", f"{folder / 'en-fr.train.txt'}: the line has 1 words instead of 2"],
         ["1", f"{folder / 'fr-en.dev.txt'}: invalid UTF-8 at byte 4"],
-        ["152", f"{folder / 'fr-en.dev.txt'}: 1 words where 2 are due"],
+        ["152", f"{folder / 'fr-en.dev.txt'}: the line has 1 words instead of 2"],
         ["3", f"{folder / 'de.vec'}: 'nan' is not a finite number"],
     ]
 
@@ -249,13 +248,13 @@ def test_bad_lines_are_skipped_and_listed(folder: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("en-de.train.txt", "both read and written"),
-        ("de.vec", "both read and written"),
-        ("mapped/de.vec", "in the folder of -o"),
+        ("en-de.train.txt", "both input and output"),
+        ("de.vec", "both input and output"),
+        ("mapped/de.vec", "the list of invalid lines is in the output folder"),
         ("no/bad.txt", "its folder does not exist"),
     ],
 )
-def test_a_list_of_bad_lines_takes_nobodys_place(
+def test_the_list_of_invalid_lines_overwrites_nothing(
     folder: Path, name: str, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.read_bytes() for path in folder.iterdir()}
@@ -266,17 +265,17 @@ def test_a_list_of_bad_lines_takes_nobodys_place(
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_bad_dictionary_is_known_before_the_first_language_is_learnt(
+def test_an_invalid_dictionary_is_reported_first(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("calque.vectors.mapping.try_method", pytest.fail)
     (folder / "fr-en.dev.txt").write_text("chat cat\n")
     train, dev = str(folder / "en-{language}.train.txt"), str(folder / "{language}-en.dev.txt")
     assert call(folder, "--dictionary", train, "--dev", dev) == 2
-    assert "fr-en.dev.txt: none of its 1 entries" in capsys.readouterr().err
+    assert "fr-en.dev.txt: none of the 1 entries" in capsys.readouterr().err
 
 
-def test_repeated_words_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     header, rows = (folder / "de.vec").read_text().split("\n", 1)
     assert header == "300 12"
     again = "de7" + 12 * " 1" + "\nde7" + 12 * " 2" + "\nnull" + 12 * " 0" + "\n"
@@ -284,7 +283,7 @@ def test_repeated_words_are_told(folder: Path, capsys: pytest.CaptureFixture[str
     train = str(folder / "en-{language}.train.txt")
     assert call(folder, "--dictionary", train) == 0
     (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("de: ")]
-    assert line.endswith("1 vectors of zeros stay; 2 repeated words left out")
+    assert line.endswith("1 zero vectors kept; 2 repeated words left out")
     report = json.loads((folder / "mapped" / "report.json").read_text())
     counts = [
         (each["n_words"], each["n_zero"], each["n_duplicates"]) for each in report["languages"]
@@ -292,7 +291,7 @@ def test_repeated_words_are_told(folder: Path, capsys: pytest.CaptureFixture[str
     assert counts == [(300, 0, 0), (301, 1, 2), (300, 0, 0)]
 
 
-def test_outputs_that_cannot_be(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_outputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def check(output: Path, problem: str, *more: str) -> None:
         before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
         files = [str(folder / "en.vec"), str(folder / "de.vec")]
@@ -301,13 +300,13 @@ def test_outputs_that_cannot_be(folder: Path, capsys: pytest.CaptureFixture[str]
         assert problem in said and said.count("\n") == 1
         assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
-    check(folder / "en.vec", "en.vec: is not a folder")
-    check(folder / "en.vec" / "deep" / "mapped", "en.vec: is not a folder")
-    check(folder, "en.vec: is read from the folder to write to")
-    check(folder, "en.vec: is read from the folder to write to", "--overwrite")
+    check(folder / "en.vec", "en.vec: this is not a folder")
+    check(folder / "en.vec" / "deep" / "mapped", "en.vec: this is not a folder")
+    check(folder, "en.vec: the file to read is in the output folder")
+    check(folder, "en.vec: the file to read is in the output folder", "--overwrite")
 
 
-def test_writing_over_an_earlier_map(folder: Path) -> None:
+def test_overwriting_an_earlier_output(folder: Path) -> None:
     """Vectors of a language that is no longer there would not be of the new space."""
     train, mapped = str(folder / "en-{language}.train.txt"), folder / "mapped"
     (folder / "fr.vec.counts").write_text("".join(f"fr{i}\t{400 - i}\n" for i in range(N_WORDS)))
@@ -322,7 +321,7 @@ def test_writing_over_an_earlier_map(folder: Path) -> None:
     }
 
 
-def test_a_full_folder_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_not_empty(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "mapped").mkdir()
     (folder / "mapped" / "notes").touch()
     assert call(folder, "--cutoff", "50") == 2
@@ -350,7 +349,7 @@ def test_languages_by_name(tmp_path: Path) -> None:
     }
     with pytest.raises(InputError, match=r"cc\.en\.vec and cc\.de\.vec would both be 'cc'"):
         name_languages(["cc.en.vec", "cc.de.vec"])
-    with pytest.raises(InputError, match="one language alone"):
+    with pytest.raises(InputError, match="there is only one language"):
         name_languages(["en.vec"])
-    with pytest.raises(InputError, match="no language in"):
+    with pytest.raises(InputError, match="is not known"):
         name_languages(["=de.vec", "en.vec"])

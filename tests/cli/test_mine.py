@@ -138,7 +138,7 @@ def test_invalid_input(texts: tuple[Path, Path], capsys: pytest.CaptureFixture[s
         ([folder / "absent.txt", texts[1]], "absent.txt: no such file"),
         ([folder / "bad.txt", texts[1]], "bad.txt, line 2: invalid UTF-8"),
         ([folder / "empty.txt", texts[1]], "empty.txt: the file has no sentences"),
-        ([*texts, "--ids"], "de.txt, line 1: no id before a tab"),
+        ([*texts, "--ids"], "de.txt, line 1: the line has no id followed by a tab"),
         (
             [*texts, "--vectors", folder / "short.npy", folder / "wide.npy"],
             "3 vectors for 28 lines",
@@ -210,4 +210,4 @@ def test_invalid_lines_are_left_out_and_listed(
     assert mine(*given, "--vectors", *vectors, "-o", folder / "again.tsv") == 0
     assert (folder / "again.tsv").read_bytes() == out.read_bytes()
     assert mine(*given[:2], "--skip-bad", texts[1], "-o", out) == 2
-    assert "both read and written" in capsys.readouterr().err
+    assert "both input and output" in capsys.readouterr().err

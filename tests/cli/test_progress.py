@@ -1,8 +1,8 @@
-"""What commands show while they work: nothing long goes by without a sign."""
+"""Stages of progress that commands show."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,51 +10,51 @@ import numpy as np
 import pytest
 
 from calque.cli import run
-from calque.vectors.static import WordVectors, write_vectors
+from calque.types import Progress
+from calque.vectors.static import WordVectors
 
 
 @pytest.fixture
-def signs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is shown, in order."""
-    shown: list[str] = []
+def stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the stages, in order."""
+    names: list[str] = []
+
+    def note(stage: str, done: int, total: int | None) -> None:
+        assert total is None or done <= total
+        if stage not in names:
+            names.append(stage)
 
     @contextmanager
-    def show(label: str, total: int | None = None) -> Iterator[Callable[[object], None]]:
-        shown.append(label)
-        yield lambda _: None
+    def record() -> Iterator[Progress]:
+        yield note
 
-    for name in ("show_progress", "show_phases"):
-        monkeypatch.setattr(f"calque.cli.console.{name}", show)
-    return shown
+    monkeypatch.setattr("calque.cli.console.progress_bar", record)
+    return names
 
 
-def test_texts(signs: list[str], tmp_path: Path, tiny_folder: Path) -> None:
+def test_texts(stages: list[str], tmp_path: Path, tiny_folder: Path) -> None:
     (tmp_path / "de").write_text("Guten Morgen!\nDas Haus ist rot.\n")
     (tmp_path / "en").write_text("The house is red.\nGood morning!\n")
-    (tmp_path / "both").write_text("das Haus ||| the house\n")
     model = ["--model", str(tiny_folder), "--device", "cpu"]
     texts = [str(tmp_path / name) for name in ("de", "en")]
     assert run(["embed", texts[0], "-o", str(tmp_path / "de.npy"), *model]) == 0
-    assert signs == ["reading", "embedding"]
-    signs.clear()
+    assert stages == ["reading", "embedding"]
+    stages.clear()
     assert run(["mine", *texts, "-o", str(tmp_path / "mined.tsv"), *model]) == 0
-    assert signs == ["reading", "embedding", "comparing"]
-    signs.clear()
-    assert run(["align", str(tmp_path / "both"), "-o", str(tmp_path / "links"), *model]) == 0
-    assert signs == ["reading", "aligning"]
+    assert stages == ["reading", "embedding", "comparing"]
 
 
-def test_vectors(signs: list[str], tmp_path: Path) -> None:
+def test_vectors(stages: list[str], tmp_path: Path) -> None:
     matrix = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
     files = []
     for language in ("en", "de"):
         files.append(str(tmp_path / f"{language}.vec"))
-        write_vectors(WordVectors([f"{language}{row}" for row in range(20)], matrix), files[-1])
+        WordVectors([f"{language}{row}" for row in range(20)], matrix).save(files[-1])
     (tmp_path / "en-de.txt").write_text("".join(f"en{row} de{row}\n" for row in range(20)))
     gold = str(tmp_path / "en-de.txt")
     assert run(["map", *files, "-o", str(tmp_path / "mapped"), "--dictionary", gold]) == 0
-    assert signs == ["reading", "mapping"]
-    signs.clear()
+    assert stages == ["reading", "mapping de: supervised", "writing"]
+    stages.clear()
     output = ["-o", str(tmp_path / "out.tsv")]
     assert run(["lexicon", *files, "--evaluate", gold, *output]) == 0
-    assert signs == ["reading", "comparing", "scoring", "scoring", "comparing"]
+    assert stages == ["reading", "comparing"]

@@ -230,7 +230,7 @@ def test_file_equals_memory(
     np.testing.assert_allclose(np.load(path), expected, atol=1e-6)
     assert (np.load(path)[2] == 0).all()
     assert (result.counts.n_sentences, result.counts.n_empty) == (5, 1)
-    assert seen == [("embedding", n_done, 5) for n_done in (2, 4, 5)]
+    assert seen[1:] == [("embedding", n_done, 5) for n_done in (2, 4, 5)]
     assert sorted(tmp_path.iterdir()) == [text, path]
 
 

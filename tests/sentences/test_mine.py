@@ -57,5 +57,5 @@ def test_the_digest_depends_on_the_text(tmp_path: Path) -> None:
 
 def test_a_line_without_an_id(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("1\tYes.\nNo.\n")
-    with pytest.raises(InputError, match="line 2: no id before a tab"):
+    with pytest.raises(InputError, match="line 2: the line has no id followed by a tab"):
         SentenceStore(tmp_path / "text", tmp_path / "spool", ids=True)

@@ -289,7 +289,7 @@ def test_a_batch_too_large_for_the_memory_is_halved(
 
 
 def test_invalid_options(model: Seq2Seq) -> None:
-    with pytest.raises(InputError, match=r"several languages.*choose one of de, en"):
+    with pytest.raises(InputError, match=r"several target languages.*choose one of de, en"):
         Translator(model)
     with pytest.raises(InputError, match=r"does not translate into fr \(choose one of de, en\)"):
         Translator(model, tgt_lang="fr")

@@ -149,7 +149,7 @@ def test_only_max_words_are_read(tmp_path):
     (tmp_path / "a.vec").write_text("3 2\na 1 2\nb 3 4\n" + "c 5 6\n" * 100_000 + "broken\n")
     vectors = WordVectors.load(tmp_path / "a.vec", max_words=2)
     assert (vectors.words, vectors.matrix.tolist()) == (["a", "b"], [[1, 2], [3, 4]])
-    with pytest.raises(InputError, match="line 100004: 0 numbers where 2 are due"):
+    with pytest.raises(InputError, match="line 100004: the line has 0 numbers instead of 2"):
         WordVectors.load(tmp_path / "a.vec")
 
 

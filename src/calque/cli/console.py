@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -71,42 +71,6 @@ def show_log() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
-
-
-@contextmanager
-def show_progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Draw a bar while the block runs if standard error is a terminal; yield what advances it."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, *times, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda n_done: progress.advance(task, n_done)
-
-
-@contextmanager
-def show_phases(label: str) -> Iterator[Callable[[str], None]]:
-    """Turn a wheel while the block runs, for work that cannot say how far it is; yield its text."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda phase: None
-        return
-    with console.status(label) as status:
-        yield lambda phase: status.update(f"{label}: {phase}")
 
 
 def print_summary(output: object, notes: Sequence[str], started: float) -> None:

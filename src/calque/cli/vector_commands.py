@@ -505,7 +505,7 @@ def _print_scores(scores: Mapping[str, DictionaryScores]) -> None:
         title="precision (%)",
         caption="all: unknown words count as wrong; known: they are left out",
     )
-    table.add_column("direction")
+    table.add_column("")
     table.add_column("method")
     for words in ("all", "known"):
         for k in PRECISION_AT:

@@ -141,6 +141,8 @@ def embed_file(
         )
     with ExitStack() as stack:
         skipped = open_skip_list(skip_list, stack)
+        if progress is not None:
+            progress("reading", 0, None)
         n_lines = count_input_lines(file, skip_bad=skipped is not None)
         encoder = load_encoder(model, device, maps=None if language is None else maps or True)
         lines = read_lines(file, skipped, blank_bad=True)

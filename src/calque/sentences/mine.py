@@ -149,6 +149,8 @@ def mine(
     with ExitStack() as stack:
         skipped = open_skip_list(skip_list, stack)
         folder = stack.enter_context(_open_working_folder(output, resume))
+        if progress is not None:
+            progress("reading", 0, None)
         stores = [] if files[0].endswith(".npy") else _read_texts(files, folder, ids, skipped)
         for store in stores:
             stack.callback(store.close)
@@ -167,7 +169,7 @@ def mine(
         score = None
         if dev is not None:
             score = _choose_threshold(pairs, *sides, gold)
-            if not score.n_hits:
+            if not score.n_correct:
                 raise InputError(
                     f"none of the {score.n_gold:,} pairs is among the {len(pairs):,} pairs found",
                     file=dev,

@@ -154,6 +154,8 @@ def translate_file(
     if target is not None:
         check_resumable_output(target, inputs, resume=resume)
     check_skip_list(skip_list, inputs, target)
+    if progress is not None:
+        progress("reading", 0, None)
     n_lines = count_input_lines(file, skip_bad=skip_list is not None)
     references = None if score is None else _read_references(score, n_lines)
     translator = Translator(
