@@ -438,7 +438,7 @@ def test_invalid_links_are_reported_by_workers_too(
     preparation_: Preparation, tmp_path: Path, n_workers: int
 ) -> None:
     source = write_linked(tmp_path, "0-0\n0-0\n0-7\n0-0\n")
-    with pytest.raises(InputError, match=r"en-de\.links, line 3: a link between words 0 and 7"):
+    with pytest.raises(InputError, match=r"en-de\.links, line 3: the link 0-7"):
         preparation_.run([source], n_workers=n_workers)
     assert not (preparation_.folder / "prepared.json").exists()
 

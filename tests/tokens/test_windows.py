@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from calque.tokens.tokenizer import encode_sentences
-from calque.tokens.windows import split_into_word_windows, split_long_sentences
+from calque.tokens.windows import (
+    WordWindow,
+    split_encoded_words,
+    split_into_word_windows,
+    split_long_sentences,
+)
+from calque.tokens.words import EncodedWords
 
 SENTENCES = st.lists(st.integers(0, 5), min_size=1, max_size=40)
 
@@ -38,6 +44,25 @@ def test_a_sentence_that_fits_is_one_window(pieces: list[int], overlap: float) -
     assert split_into_word_windows(np.array(pieces), max_subwords, overlap) == [
         (0, len(pieces), 0, len(pieces))
     ]
+
+
+@given(st.lists(SENTENCES | st.just([]), max_size=5), st.integers(5, 20), st.floats(0, 0.9))
+def test_many_sentences_are_split_one_by_one(
+    sentences: list[list[int]], max_subwords: int, overlap: float
+) -> None:
+    n_pieces = np.array([n for sentence in sentences for n in sentence], dtype=np.int64)
+    n_words = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
+    text = EncodedWords(np.arange(n_pieces.sum()), n_pieces, n_words)
+    expected, first, n_long = [], 0, 0
+    for sentence in sentences:
+        windows = [WordWindow(0, len(sentence), 0, len(sentence))]
+        if sum(sentence) > max_subwords:
+            windows = split_into_word_windows(np.array(sentence), max_subwords, overlap)
+            n_long += 1
+        expected += [[first + place for place in window] for window in windows]
+        first += len(sentence)
+    found, n_split = split_encoded_words(text, max_subwords, overlap)
+    assert (found.tolist(), n_split) == (expected, n_long)
 
 
 def test_windows_by_hand() -> None:

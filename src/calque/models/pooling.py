@@ -13,15 +13,14 @@ from torch import Tensor
 
 from calque.tokens.ragged import Ragged, add_special_tokens, batch_by_length, pack, ranges, reorder
 from calque.tokens.tokenizer import boundary_ids
-from calque.tokens.words import EncodedWords, WordEncoder
+from calque.tokens.windows import split_encoded_words
+from calque.tokens.words import WordEncoder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from calque.models.encoder import Encoder
     from calque.types import TokenBatch
-
-    IntArray = npt.NDArray[np.int64]
 
 
 def pool_sentences(
@@ -121,7 +120,8 @@ def batch_words(encoder: Encoder, sentences: Sequence[Sequence[str]]) -> WordBat
     room = encoder.max_tokens - n_before - int(boundaries[1] is not None)
     # Only the first subword of a word is used, so that a very long word can be shortened.
     pieces, _ = WordEncoder(tokenizer).encode(sentences).truncate_words(room)
-    firsts = _cut_windows(pieces, room)
+    windows_of_words, _ = split_encoded_words(pieces, room, overlap=0)
+    firsts = np.unique(np.append(windows_of_words[:, 2], len(pieces.n_pieces)))
     n_words = np.diff(firsts)
     begins = pieces.first_pieces[firsts]
     windows = Ragged(pieces.ids, np.diff(begins))
@@ -156,18 +156,3 @@ def encode_first_subwords(
         for result, states in zip(by_layer, encoder(batch.tokens.to(device), layers), strict=True):
             result[words] = states[tokens].float()
     return by_layer
-
-
-def _cut_windows(pieces: EncodedWords, room: int) -> IntArray:
-    """Return the first word of every window and the end of the last; no window is empty."""
-    first_words, first_pieces = pieces.first_words, pieces.first_pieces
-    lengths = np.diff(first_pieces[first_words])
-    cuts = [first_words[:-1][np.diff(first_words) > 0], first_words[-1:]]
-    for row in np.flatnonzero(lengths > room).tolist():
-        start, stop = int(first_words[row]), int(first_words[row + 1])
-        inside = []
-        while first_pieces[stop] - first_pieces[start] > room:
-            start = int(np.searchsorted(first_pieces, first_pieces[start] + room, "right")) - 1
-            inside.append(start)
-        cuts.append(np.array(inside, dtype=np.int64))
-    return np.unique(np.concatenate(cuts))

@@ -1,8 +1,8 @@
 """Split texts that are longer than a model can read at once into windows.
 
 Three kinds of text are split: plain sentences for embedding (`split_long_sentences`), lines for
-translation (`split_lines_for_translation`), and sentences given as words, whose windows overlap
-(`split_into_word_windows`).
+translation (`split_lines_for_translation`), and sentences given as words, whose windows may overlap
+(`split_encoded_words`, `split_into_word_windows`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from calque.tokens.tokenizer import boundary_ids, encode_sentences
 if TYPE_CHECKING:
     import numpy.typing as npt
     from transformers import PreTrainedTokenizerFast
+
+    from calque.tokens.words import EncodedWords
 
     IntArray = npt.NDArray[np.int64]
 
@@ -150,6 +152,27 @@ def _rank_boundaries(tokenizer: PreTrainedTokenizerFast, sentence: str) -> IntAr
 def _blank_to_empty(lines: Sequence[str]) -> list[str]:
     """Replace lines of white space, from which some tokenizers make a token, by empty ones."""
     return ["" if line.isspace() else line for line in lines]
+
+
+def split_encoded_words(
+    text: EncodedWords, max_subwords: int, overlap: float
+) -> tuple[IntArray, int]:
+    """Split the long ones of many sentences between words; also return how many were split.
+
+    The windows are rows of (start, stop, first, last) as in `WordWindow`, counted over all words.
+    A sentence that fits, even an empty one, is one window.
+    """
+    bounds = text.first_words
+    windows = np.stack([bounds[:-1], bounds[1:], bounds[:-1], bounds[1:]], axis=1)
+    long = np.flatnonzero(np.diff(text.first_pieces[bounds]) > max_subwords).tolist()
+    parts: list[IntArray] = []
+    done = 0
+    for row in long:
+        n_pieces = text.n_pieces[bounds[row] : bounds[row + 1]]
+        split = split_into_word_windows(n_pieces, max_subwords, overlap)
+        parts += [windows[done:row], np.array(split, dtype=np.int64) + bounds[row]]
+        done = row + 1
+    return np.concatenate([*parts, windows[done:]]), len(long)
 
 
 class WordWindow(NamedTuple):
