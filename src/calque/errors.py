@@ -1,4 +1,4 @@
-"""Errors that are meant for users: one line that names the place, the problem and the fix."""
+"""Errors for users: one line with the place, the problem and the fix."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Bad input: one line that names the place, what is wrong there, and the fix.
+    """Invalid input: one line that names the file and line, what is wrong, and how to fix it.
 
     The command line prints it without a traceback and exits with code 2.
+
+    Args:
+        problem: What is wrong.
+        file: The file or folder, if there is one.
+        line: The line number, counted from 1.
+        fix: How to fix it.
+
+    Example:
+        >>> print(InputError("the line has no tab", file="a.tsv", line=7, fix="write a TAB b"))
+        a.tsv, line 7: the line has no tab (write a TAB b)
     """
 
     def __init__(
@@ -20,13 +30,13 @@ class InputError(ValueError):
 
 
 def first_line(error: Exception) -> str:
-    """Give the first line of an error that says something, or its kind: libraries write essays."""
+    """Return the first line of an error that is not empty, or the name of its type."""
     lines = (line.strip() for line in str(error).splitlines())
     return next(filter(None, lines), type(error).__name__)
 
 
 class MissingExtra(InputError):
-    """An optional dependency is absent; the message names the extra that brings it."""
+    """An optional dependency is missing; the message names the extra that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed", fix=f"pip install 'calque[{extra}]'")

@@ -177,7 +177,7 @@ SIDES = st.text(st.characters(exclude_characters="\n\r\0\t\ufeff|", codec="utf-8
 PAIRS = st.lists(st.builds(SentencePair, SIDES, SIDES, st.none() | SIDES.filter(bool)))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(pairs=PAIRS)
 def test_round_trip_of_tsv(tmp_path, pairs):
     path = tmp_path / "en-de.tsv.gz"
@@ -185,7 +185,7 @@ def test_round_trip_of_tsv(tmp_path, pairs):
     assert list(read_bitext(path)) == pairs
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(pairs=PAIRS)
 def test_round_trip_of_moses_files(tmp_path, pairs):
     files = (tmp_path / "x.en", tmp_path / "x.de.zst")
@@ -193,7 +193,7 @@ def test_round_trip_of_moses_files(tmp_path, pairs):
     assert list(read_bitext(files)) == [SentencePair(pair.src, pair.tgt) for pair in pairs]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(pairs=PAIRS)
 def test_round_trip_of_pipes_strips_outer_spaces(tmp_path, pairs):
     path = tmp_path / "en-de.text"

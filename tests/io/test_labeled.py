@@ -1,11 +1,20 @@
+"""Labeled texts and product reviews."""
+
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from calque.errors import InputError
-from calque.io.labeled import LabeledText, read_labeled_pairs, read_labeled_texts
+from calque.io.labeled import (
+    LabeledText,
+    find_reviews,
+    read_labeled_pairs,
+    read_labeled_texts,
+    read_reviews,
+)
 
 DATA = Path(__file__).parents[1] / "data" / "xtreme"
 
@@ -26,10 +35,10 @@ def test_translated_and_numbered_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["a\tb", "a\t\t1", "a", "a\tb\tc\td\te\tf"])
-def test_a_line_that_is_no_pair(tmp_path: Path, line: str) -> None:
+def test_invalid_lines(tmp_path: Path, line: str) -> None:
     path = tmp_path / "dev-en.tsv"
     path.write_text(f"x\ty\t0\n{line}\n", encoding="utf-8")
-    with pytest.raises(InputError, match="line 2: not two texts and a class"):
+    with pytest.raises(InputError, match="line 2: the line does not have two texts and a label"):
         read_labeled_pairs(path)
 
 
@@ -44,5 +53,48 @@ def test_texts(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="line 1"):
         read_labeled_texts(path)
     path.write_text("", encoding="utf-8")
-    with pytest.raises(InputError, match="holds no example"):
+    with pytest.raises(InputError, match="the file has no examples"):
         read_labeled_texts(path)
+
+
+def test_ratings_become_labels() -> None:
+    dropped = Counter[str]()
+    reviews = read_reviews(DATA.parent / "reviews" / "en" / "books" / "train.review", dropped)
+    assert [(review.texts[0], review.label) for review in reviews] == [
+        ("A joy I read it twice & lent it to a friend.", "good"),
+        ("Dull I gave up after ten pages.", "bad"),
+        ("Well written.", "good"),
+    ]
+    assert dropped == {"reviews_of_three_stars": 1, "reviews_without_text": 1}
+
+
+def test_files_by_language() -> None:
+    files = find_reviews(DATA.parent)
+    assert files is not None
+    assert sorted(files.train) == ["en"] and files.test_languages == ["en", "ja"]
+
+
+def test_control_characters_are_spaces(tmp_path: Path) -> None:
+    path = tmp_path / "train.review"
+    path.write_bytes(b"<items><item><rating>5</rating><text>a\x0bb</text></item></items>")
+    assert read_reviews(path)[0].texts == ("a b",)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("<items><item><rating>5</rating>\n<text>a</items>", "line 2: this is not XML"),
+        (
+            "<items><item><rating>many</rating><text>a</text></item></items>",
+            "the rating 'many'",
+        ),
+        ("<items><item><text>a</text></item></items>", "the rating None is not a number"),
+        ("<items></items>", "the file has no reviews"),
+        ("", "this is not XML"),
+    ],
+)
+def test_what_is_no_review(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "train.review"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=problem):
+        read_reviews(path)

@@ -56,8 +56,8 @@ def test_blank_answers_are_none(place: Callable[[Any], Path]) -> None:
 
 
 def test_the_same_answer_counts_once(place: Callable[[Any], Path]) -> None:
-    said = {"text": "France", "answer_start": 12}
-    entry = {"id": 7, "question": "Where?", "answers": [said, said]}
+    answer = {"text": "France", "answer_start": 12}
+    entry = {"id": 7, "question": "Where?", "answers": [answer, answer]}
     (question,) = read_questions(place(wrap(entry)))
     assert question.name == "7"
     assert question.answers == (Answer("France", 12),)
@@ -66,23 +66,29 @@ def test_the_same_answer_counts_once(place: Callable[[Any], Path]) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("{", "no JSON"),
-        ([], "no data"),
-        ({"data": []}, "holds no question"),
-        ({"data": [{}]}, r"no paragraphs in data\[0\]"),
-        (wrap({"id": "a", "answers": []}), r"no question in data\[0\].paragraphs\[0\].qas\[0\]"),
-        (wrap({"id": "a", "question": "?"}, context=3), r"no context in data\[0\].paragraphs\[0\]"),
+        ("{", "this is not JSON"),
+        ([], "there is no valid 'data'"),
+        ({"data": []}, "the file has no questions"),
+        ({"data": [{}]}, r"no valid 'paragraphs' in data\[0\]"),
+        (
+            wrap({"id": "a", "answers": []}),
+            r"no valid 'question' in data\[0\].paragraphs\[0\].qas\[0\]",
+        ),
+        (
+            wrap({"id": "a", "question": "?"}, context=3),
+            r"no valid 'context' in data\[0\].paragraphs\[0\]",
+        ),
         (
             wrap({"id": "a", "question": "?", "answers": [{"text": "Rome", "answer_start": 0}]}),
-            r"'Rome' is not at character 0 of its text, in .*answers\[0\]",
+            r"'Rome' is not at character 0 of the context, in .*answers\[0\]",
         ),
         (
             wrap({"id": "a", "question": "?", "answers": [{"text": "Paris"}]}),
-            r"no answer_start in .*answers\[0\]",
+            r"no valid 'answer_start' in .*answers\[0\]",
         ),
     ],
 )
-def test_bad_files_are_named(place: Callable[[Any], Path], content: Any, problem: str) -> None:
+def test_invalid_files(place: Callable[[Any], Path], content: Any, problem: str) -> None:
     path = place(content)
     with pytest.raises(InputError, match=problem) as caught:
         read_questions(path)
@@ -90,7 +96,7 @@ def test_bad_files_are_named(place: Callable[[Any], Path], content: Any, problem
     assert caught.value.fix
 
 
-def test_the_line_of_broken_json_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_invalid_json_and_invalid_utf8(tmp_path: Path) -> None:
     path = tmp_path / "broken.json"
     path.write_text('{"data":\n [}\n')
     with pytest.raises(InputError) as caught:

@@ -1,10 +1,11 @@
-"""Words of raw text: by example in many languages, and never a character lost."""
+"""Words, sentences and scripts: by example in many languages; no character is lost."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 import time
+import unicodedata
 
 import pytest
 from hypothesis import example, given
@@ -12,7 +13,14 @@ from hypothesis import strategies as st
 
 from calque.errors import InputError, MissingExtra
 from calque.io.bitext import parse_language_pair
-from calque.io.segmentation import get_word_splitter, split_on_spaces, split_words
+from calque.io.segmentation import (
+    COMMON_SCRIPT,
+    find_script,
+    get_word_splitter,
+    split_on_spaces,
+    split_sentences,
+    split_words,
+)
 
 LANGUAGES = ("de", "en", "fr", "it", "ca", "nl", "he", "hi", "fa", "uk", "tr", "ko", "xx")
 
@@ -76,7 +84,7 @@ def test_codes() -> None:
 
 @pytest.mark.parametrize(("code", "name"), [("th", "Thai"), ("khm", "Khmer"), ("my", "Burmese")])
 def test_languages_that_need_another_program(code: str, name: str) -> None:
-    with pytest.raises(InputError, match=f"{name} puts no spaces between words"):
+    with pytest.raises(InputError, match=f"{name} has no spaces between words"):
         split_words("…", code)
 
 
@@ -122,3 +130,144 @@ def test_words_between_spaces() -> None:
         "10\u00a0000",
         "\u2028",
     ]
+
+
+# Sentences.
+
+
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        ("en", ["Mr. Smith paid $3.50 to J. Doe.", "He left!", "Did she?", '"Yes," he said.']),
+        ("en", ["See fig. 3 for it.", "I said no.", "It is 5 p.m. now."]),
+        ("en", ["He lives in the U.S. Army base.", "Wait… what?", "(It was late.)", "So?!", "Yes"]),
+        (
+            "de",
+            ["Am 3. Oktober kam Ludwig XIV. nach Bonn.", "Er war 1990 da.", "Das gilt z.B. hier."],
+        ),
+        ("de", ["„Komm!“ sagte er.", "1990 war gut.", "Im Jahr 1991.", "Danach nicht."]),
+        ("de", ["Er kam z. B. gestern.", "Das war u. U. 44 v. Chr. so.", "Ja."]),
+        ("de_AT", ["Am 3. Oktober.", "Ja."]),
+        ("deu", ["Am 3. Oktober.", "Ja."]),
+        ("en", ["It was 5.", "Then 6."]),
+        ("es", ["¿Dónde está la Sra. López?", "¡Aquí!", "No sé."]),
+        ("fr", ["M. Dupont est là.", "« Bonjour ! » dit-il.", "Fin."]),
+        ("ru", ["Он жил на ул. Ленина.", "Потом уехал."]),
+        ("tr", ["Dr. Kaya geldi.", "İyi mi?"]),
+        ("hi", ["यह ठीक है।", "क्या?", "हाँ।"]),
+        ("ar", ["أين الكتاب؟", "هنا."]),
+        ("ur", ["یہ کتاب ہے۔", "وہ گھر ہے۔"]),
+        ("he", ["הוא בא.", "היא הלכה."]),
+        ("ko", ["그는 갔다.", "나는 왔다."]),
+    ],
+)
+def test_sentences_between_spaces(language: str, sentences: list[str]) -> None:
+    assert split_sentences("  " + " ".join(sentences) + "\n", language) == sentences
+
+
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        ("zh", ["他来了。", "真的吗？！", "是的……好吧。"]),
+        ("ja", ["彼は「行く。」と言った。", "（本当です。）", "「はい。」", "「いいえ。」"]),
+        ("zh", ["版本3.5发布了。", "很好！"]),
+    ],
+)
+def test_sentences_without_spaces(language: str, sentences: list[str]) -> None:
+    assert split_sentences("".join(sentences), language) == sentences
+
+
+def test_a_dot_before_a_small_letter_ends_nothing() -> None:
+    assert split_sentences("all of this. is one", "en") == ["all of this. is one"]
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "\u3000"])
+def test_nothing(text: str) -> None:
+    assert split_sentences(text, "en") == []
+
+
+@given(st.text(alphabet="aZ é字。！.!?…\"'»「」() 1\n।", max_size=60))
+def test_no_character_is_lost(text: str) -> None:
+    sentences = split_sentences(text, "de")
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+    assert all(sentence == sentence.strip() and sentence for sentence in sentences)
+
+
+def test_long_text_takes_linear_time() -> None:
+    text = "Ein Satz. " * 20_000 + "Ha" + "." * 200_000 + "x" + "!)" * 100_000 + "x" * 200_000
+    assert len(split_sentences(text, "de")) == 20_001
+
+
+# Scripts.
+
+SCRIPTS = [
+    "Latin",
+    "Cyrillic",
+    "Greek",
+    "Arabic",
+    "Hebrew",
+    "Devanagari",
+    "Bengali",
+    "Tamil",
+    "Telugu",
+    "Thai",
+    "Lao",
+    "Khmer",
+    "Myanmar",
+    "Han",
+    "Hiragana",
+    "Katakana",
+    "Hangul",
+    "Georgian",
+    "Armenian",
+    "Ethiopic",
+    "Gurmukhi",
+    "Gujarati",
+    "Oriya",
+    "Kannada",
+    "Malayalam",
+    "Sinhala",
+    "Tibetan",
+    "Mongolian",
+    "Cherokee",
+    "Canadian_Aboriginal",
+    "Ol_Chiki",
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_agree_with_unicode(script: str) -> None:
+    regex = pytest.importorskip("regex")
+    is_in = regex.compile(rf"\p{{Script={script}}}").match
+    letters = [
+        chr(code)
+        for code in range(0x10000)
+        if unicodedata.category(chr(code))[0] == "L" and is_in(chr(code))
+    ]
+    wrong = [letter for letter in letters if find_script(letter) != script]
+    assert len(letters) > 30
+    assert len(wrong) <= 0.01 * len(letters)  # some modifiers are letters of no script by name
+
+
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [
+        ("", COMMON_SCRIPT),
+        ("1990", COMMON_SCRIPT),
+        (" , ", COMMON_SCRIPT),
+        ("\u0301", COMMON_SCRIPT),
+        ("e\u0301", "Latin"),
+        ("ｆｕｌｌ", "Latin"),
+        ("ª", "Latin"),
+        ("ｶﾅ", "Katakana"),
+        ("ー", "Katakana"),
+        ("々", "Han"),
+        ("ा", "Devanagari"),
+        ("(да", "Cyrillic"),
+        ("한국", "Hangul"),
+        ("\ue000", COMMON_SCRIPT),
+        ("\U00020000", "Han"),
+    ],
+)
+def test_the_first_letter_decides(text: str, script: str) -> None:
+    assert find_script(text) == script

@@ -373,9 +373,7 @@ def test_standard_output_has_no_counts(tmp_path, monkeypatch):
 )
 def test_bad_counts(tmp_path, line):
     counts_path(tmp_path / "de.vec").write_text(f"die\t7\n{line}\n")
-    with pytest.raises(
-        InputError, match=r"counts, line 2: the line is not a word and its count"
-    ):
+    with pytest.raises(InputError, match=r"counts, line 2: the line is not a word and its count"):
         read_word_counts(tmp_path / "de.vec", ["die"])
 
 

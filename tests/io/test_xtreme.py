@@ -1,3 +1,5 @@
+"""Files of tasks in the layout of XTREME, and treebanks."""
+
 from __future__ import annotations
 
 import lzma
@@ -12,15 +14,15 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.mark.parametrize("place", [".", "xtreme", "xtreme/panx"])
-def test_the_folder_itself_or_one_above(place: str) -> None:
+def test_the_folder_or_one_above_it(place: str) -> None:
     files = find_xtreme_files(DATA / place, "panx", 2)
     assert files is not None
     assert sorted(files.train) == ["de", "en"]
-    assert files.tested == ["de", "en", "zh"]
-    assert files.to_test("zh") == (DATA / "xtreme" / "panx" / "dev-zh.tsv",)
+    assert files.test_languages == ["de", "en", "zh"]
+    assert files.test_files("zh") == (DATA / "xtreme" / "panx" / "dev-zh.tsv",)
 
 
-def test_another_set_is_not_taken() -> None:
+def test_folders_of_other_sets_are_not_searched() -> None:
     assert find_xtreme_files(DATA / "xtreme" / "panx", "udpos", 2) is None
 
 
@@ -30,9 +32,9 @@ def test_tests_without_labels_are_counted_not_used(tmp_path: Path) -> None:
     (tmp_path / "test-en.tsv").write_text("a\n", encoding="utf-8")
     (tmp_path / "test-de.tsv.xz").write_bytes(lzma.compress(b"a\tO\n"))
     files = find_xtreme_files(tmp_path, "panx", 2)
-    assert files is not None and files.unlabelled == 1
-    assert files.to_test("en") == (tmp_path / "dev-en.tsv",)
-    assert files.to_test("de") == (tmp_path / "test-de.tsv.xz",)
+    assert files is not None and files.n_unlabeled == 1
+    assert files.test_files("en") == (tmp_path / "dev-en.tsv",)
+    assert files.test_files("de") == (tmp_path / "test-de.tsv.xz",)
 
 
 def test_translated_training_files(tmp_path: Path) -> None:
@@ -51,18 +53,18 @@ def test_a_test_without_labels(tmp_path: Path, test: str) -> None:
     (tmp_path / "test-de.tsv").write_text(test)
     files = find_xtreme_files(tmp_path, "udpos", 2)
     assert files is not None
-    assert files.unlabelled == 1
-    assert files.to_test("de") == (tmp_path / "dev-de.tsv",)
+    assert files.n_unlabeled == 1
+    assert files.test_files("de") == (tmp_path / "dev-de.tsv",)
 
 
-def test_one_file_twice(tmp_path: Path) -> None:
+def test_two_files_for_one_language(tmp_path: Path) -> None:
     (tmp_path / "dev-en.tsv").touch()
     (tmp_path / "dev-en.tsv.xz").touch()
-    with pytest.raises(InputError, match="is there too"):
+    with pytest.raises(InputError, match="is a second file for the same language"):
         find_xtreme_files(tmp_path, "xnli", 3)
 
 
-def test_no_folder(tmp_path: Path) -> None:
+def test_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         find_xtreme_files(tmp_path / "none", "xnli", 3)
 
@@ -72,11 +74,11 @@ def test_treebanks(tmp_path: Path) -> None:
         (tmp_path / f"{name}.conllu.xz").touch()
     files = find_treebanks(tmp_path)
     assert files is not None
-    assert len(files.train["en"]) == 2 and files.tested == ["vi"]
-    assert files.to_test("vi") == (tmp_path / "vi_vtb-ud-test.conllu.xz",)
+    assert len(files.train["en"]) == 2 and files.test_languages == ["vi"]
+    assert files.test_files("vi") == (tmp_path / "vi_vtb-ud-test.conllu.xz",)
 
 
-def test_treebanks_in_folders_of_their_own(tmp_path: Path) -> None:
+def test_treebanks_in_separate_folders(tmp_path: Path) -> None:
     for folder, name in (
         ("UD_English-EWT", "en_ewt-ud-train"),
         ("UD_German-GSD", "de_gsd-ud-test"),
@@ -87,7 +89,7 @@ def test_treebanks_in_folders_of_their_own(tmp_path: Path) -> None:
     for data in (tmp_path, tmp_path / "ud"):
         files = find_treebanks(data)
         assert files is not None
-        assert (list(files.train), files.tested) == (["en"], ["de"])
+        assert (list(files.train), files.test_languages) == (["en"], ["de"])
 
 
 def test_translations_beside_a_set(tmp_path: Path) -> None:
@@ -109,5 +111,5 @@ def test_translations_beside_a_set(tmp_path: Path) -> None:
         "fr": "test-fr.tsv.gz",
     }
     (folder / "translate-test" / "test-de.tsv").write_text("x\tX\n")
-    with pytest.raises(InputError, match=r"test-de\.tsv is there too"):
+    with pytest.raises(InputError, match=r"test-de\.tsv is a second file"):
         find_xtreme_files(tmp_path, "udpos", 2)

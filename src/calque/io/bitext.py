@@ -105,6 +105,18 @@ def infer_languages(paths: BitextPaths) -> tuple[str, str] | None:
     return None
 
 
+def parse_language_pair(text: str) -> tuple[str, str]:
+    """Return the languages of a bitext, such as de-en.
+
+    >>> parse_language_pair("pt_BR-zho")
+    ('pt_BR', 'zho')
+    """
+    match = LANGUAGE_PAIR.fullmatch(text)
+    if match is None:
+        raise InputError(f"{text!r} does not name two languages", fix="write de-en")
+    return match[1], match[2]
+
+
 def read_sentences(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator[str]:
     """Yield the lines of a file that are not blank."""
     return (line for line in read_lines(path, skip_bad) if line.strip())
@@ -253,15 +265,3 @@ def _name_parts(path: PathLike) -> list[str]:
     name = Path(path).name
     suffix = Path(name).suffix
     return (name.removesuffix(suffix) if suffix in MAGIC_BYTES else name).split(".")
-
-
-def parse_language_pair(text: str) -> tuple[str, str]:
-    """Read the languages of a bitext, such as de-en.
-
-    >>> parse_languages("pt_BR-zho")
-    ('pt_BR', 'zho')
-    """
-    match = LANGUAGE_PAIR.fullmatch(text)
-    if match is None:
-        raise InputError(f"{text!r} does not name two languages", fix="write de-en")
-    return match[1], match[2]

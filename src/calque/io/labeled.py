@@ -1,6 +1,6 @@
-"""Texts with a class: one text or a pair of them a line, tabs between.
+"""Labeled texts: lines of one or two texts with a label, and product reviews in XML.
 
-Product reviews of Prettenhofer and Stein (2010): XML with a rating, good against bad.
+The reviews are those of Prettenhofer & Stein (2010): ratings above three stars are good, below bad.
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from calque.errors import InputError
 from calque.io.files import PathLike, display_name, read_chunks, read_lines
 from calque.io.xtreme import TaskFiles, check_data_folder
 
-# XNLI's machine-translated training files spell one class their own way.
-RENAMED = {"contradictory": "contradiction"}
+# XNLI's machine-translated training files use another name for one label.
+RENAMED_LABELS = {"contradictory": "contradiction"}
+GOOD, BAD = "good", "bad"
+MIDDLE_RATING = 3.0
+# Control characters that XML forbids but some reviews contain.
+FORBIDDEN_BYTES = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+REVIEW_FOLDERS = ("cls-acl10-unprocessed", "cls", "amazon_reviews", "reviews")
+LANGUAGES = {"jp": "ja"}  # the corpus uses the country code
 
 
 @dataclass(frozen=True, slots=True)
 class LabeledText:
-    """One example as a file has it: a text or two, and the name of its class.
+    """One example of a file: one or two texts and their label.
 
-    `original` is what was translated, where the file has it, too.
+    `original` holds the texts that were translated, if the file has them.
     """
 
     texts: tuple[str, ...]
@@ -34,10 +40,10 @@ class LabeledText:
 
 
 def read_labeled_pairs(path: PathLike) -> list[LabeledText]:
-    """Read `first ⇥ second ⇥ class`, XTREME's layout of XNLI and PAWS-X.
+    """Read `first ⇥ second ⇥ label` lines, XTREME's format of XNLI and PAWS-X.
 
-    Of five columns, as in its translations of training sets, the first two are the original;
-    PAWS-X's own files, which have a header and number their lines, are understood too.
+    In files of five columns, as in XTREME's translated training sets, the first two are the
+    original texts. The original files of PAWS-X, with a header and line ids, are read as well.
     """
     found = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -45,54 +51,43 @@ def read_labeled_pairs(path: PathLike) -> list[LabeledText]:
         if number == 1 and columns[0] == "id":
             continue
         if len(columns) not in (3, 4, 5):
-            raise _refuse("two texts and a class", line, path, number)
+            raise _invalid_line("two texts and a label", path, number)
         first, second, label = (column.strip() for column in columns[-3:])
         if not (first and second and label):
-            raise _refuse("two texts and a class", line, path, number)
+            raise _invalid_line("two texts and a label", path, number)
         original = (columns[0].strip(), columns[1].strip()) if len(columns) == 5 else None
-        found.append(LabeledText((first, second), RENAMED.get(label, label), original))
+        found.append(LabeledText((first, second), RENAMED_LABELS.get(label, label), original))
     return _check(found, path)
 
 
 def read_labeled_texts(path: PathLike) -> list[LabeledText]:
-    """Read `text ⇥ class`."""
+    """Read `text ⇥ label` lines."""
     found = []
     for number, line in enumerate(read_lines(path), start=1):
         text, _, label = line.rpartition("\t")
         if not (text.strip() and label.strip()):
-            raise _refuse("a text and a class", line, path, number)
+            raise _invalid_line("a text and a label", path, number)
         found.append(LabeledText((text.strip(),), label.strip()))
     return _check(found, path)
 
 
 def _check(found: list[LabeledText], path: PathLike) -> list[LabeledText]:
     if not found:
-        raise InputError("holds no example", file=display_name(path), fix="give another file")
+        raise InputError(
+            "the file has no examples", file=display_name(path), fix="use another file"
+        )
     return found
 
 
-def _refuse(wanted: str, line: str, path: PathLike, number: int) -> InputError:
-    return InputError(
-        f"not {wanted}: {line[:40]!r}",
-        file=display_name(path),
-        line=number,
-        fix="separate them by tabs",
-    )
-
-
-GOOD, BAD = "good", "bad"
-MIDDLE = 3.0
-# Characters that XML forbids but reviewers typed.
-FORBIDDEN = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-REVIEW_FOLDERS = ("cls-acl10-unprocessed", "cls", "amazon_reviews", "reviews")
-# The corpus names Japanese by its country.
-LANGUAGES = {"jp": "ja"}
+def _invalid_line(wanted: str, path: PathLike, number: int) -> InputError:
+    problem, fix = f"the line does not have {wanted}", "separate them by tabs"
+    return InputError(problem, file=display_name(path), line=number, fix=fix)
 
 
 def read_reviews(path: PathLike, dropped: Counter[str] | None = None) -> list[LabeledText]:
-    """Read a `.review` file: more than three stars is good, fewer bad; three are dropped, counted.
+    """Read a `.review` file; the text of a review is its summary, if any, and its text.
 
-    The text of a review is its summary, where it has one, and its text.
+    Reviews with three stars or without text are left out and counted in `dropped`.
     """
     found, counts = [], Counter[str]() if dropped is None else dropped
     for item in _read_items(path):
@@ -100,21 +95,22 @@ def read_reviews(path: PathLike, dropped: Counter[str] | None = None) -> list[La
         try:
             stars = float(rating or "")
         except ValueError:
+            problem = f"the rating {rating!r} is not a number"
             fix = "give every <item> a <rating> in stars"
-            raise InputError(f"a rating {rating!r}", file=display_name(path), fix=fix) from None
+            raise InputError(problem, file=display_name(path), fix=fix) from None
         summary = (item.findtext("summary") or "").strip()
         whole = " ".join(f"{summary} {text or ''}".split())
-        if stars == MIDDLE or not whole:
+        if stars == MIDDLE_RATING or not whole:
             counts["reviews_of_three_stars" if whole else "reviews_without_text"] += 1
             continue
-        found.append(LabeledText((whole,), GOOD if stars > MIDDLE else BAD))
+        found.append(LabeledText((whole,), GOOD if stars > MIDDLE_RATING else BAD))
     if not found:
-        raise InputError("holds no review", file=display_name(path), fix="give another file")
+        raise InputError("the file has no reviews", file=display_name(path), fix="use another file")
     return found
 
 
 def find_reviews(data: Path) -> TaskFiles | None:
-    """Find `LANGUAGE/CATEGORY/train.review` and `test.review`; all categories count as one."""
+    """Return the files `LANGUAGE/CATEGORY/train.review` and `test.review` of all categories."""
     check_data_folder(data)
     for folder in [*(data / name for name in REVIEW_FOLDERS), data]:
         splits: dict[str, dict[str, tuple[Path, ...]]] = {"train": {}, "test": {}}
@@ -132,15 +128,15 @@ def _read_items(path: PathLike) -> Iterator[ElementTree.Element]:
     parser: Any = ElementTree.XMLPullParser(events=("end",))
     try:
         for chunk in read_chunks(path):
-            parser.feed(FORBIDDEN.sub(b" ", chunk))
+            parser.feed(FORBIDDEN_BYTES.sub(b" ", chunk))
             yield from _take_items(parser)
         parser.close()
         yield from _take_items(parser)
     except ElementTree.ParseError as error:
         line = error.position[0]
-        fix = "give well-formed XML"
+        fix = "use well-formed XML"
         raise InputError(
-            f"not XML: {error}", file=display_name(path), line=line, fix=fix
+            f"this is not XML: {error}", file=display_name(path), line=line, fix=fix
         ) from error
 
 

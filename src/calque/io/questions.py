@@ -1,4 +1,4 @@
-"""Questions on texts in SQuAD's JSON, which XQuAD, MLQA and TyDiQA-GoldP share."""
+"""Questions in the JSON format of SQuAD, which XQuAD, MLQA and TyDiQA-GoldP share."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from calque.errors import InputError
-from calque.io.files import PathLike, display_name, read_chunks
+from calque.io.files import UTF8_FIX, PathLike, display_name, read_chunks
 
-FIX = "give a file in SQuAD's format"
+FIX = "use a file in the format of SQuAD"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Some characters of a text, and where they begin."""
+    """A part of the context, and the character at which it begins."""
 
     text: str
     start: int
@@ -23,7 +23,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the text it is asked on, and the answers that count; none where none is known."""
+    """A question, its context, and the correct answers, which may be unknown."""
 
     name: str
     text: str
@@ -32,51 +32,49 @@ class Question:
 
 
 def read_questions(path: PathLike) -> list[Question]:
-    """Read all questions of a file; an answer must stand where it is said to.
+    """Read all questions of a file; an answer that is not at its position is an InputError.
 
-    Test files whose answers are kept secret have blank ones: those are no answers.
+    Test files with secret answers have blank ones, which are left out.
     """
     content = b"".join(read_chunks(path))
     try:
         root = json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         problem = f"invalid UTF-8 at byte {error.start + 1}"
-        raise InputError(
-            problem, file=display_name(path), fix="convert the file to UTF-8"
-        ) from error
+        raise InputError(problem, file=display_name(path), fix=UTF8_FIX) from error
     except json.JSONDecodeError as error:
-        problem = f"no JSON: {error.msg}"
+        problem = f"this is not JSON: {error.msg}"
         raise InputError(problem, file=display_name(path), line=error.lineno, fix=FIX) from error
-    questions = list(_walk(_Node(root, "", path)))
+    questions = list(_read_all(_Node(root, "", path)))
     if not questions:
-        raise InputError("holds no question", file=display_name(path), fix=FIX)
+        raise InputError("the file has no questions", file=display_name(path), fix=FIX)
     return questions
 
 
 class _Node:
-    """A part of the file that knows where it stands, for messages that name the place."""
+    """A part of the JSON document that knows its location, for error messages."""
 
-    def __init__(self, value: Any, place: str, path: PathLike) -> None:
-        self.value, self.place, self.path = value, place, path
+    def __init__(self, value: Any, location: str, path: PathLike) -> None:
+        self.value, self.location, self.path = value, location, path
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """Take a value of a certain kind."""
+        """Return the value of a key; raise InputError unless it has the given type."""
         found = self.value.get(key, default) if isinstance(self.value, dict) else None
         if not isinstance(found, kind):
-            raise self.error(f"no {key}")
+            raise self.error(f"there is no valid {key!r}")
         return found
 
     def children(self, key: str, default: Any = None) -> Iterator[_Node]:
-        """Go through a list."""
+        """Yield the items of a list."""
         for number, value in enumerate(self.get(key, list, default)):
-            yield _Node(value, f"{self.place}{key}[{number}].", self.path)
+            yield _Node(value, f"{self.location}{key}[{number}].", self.path)
 
     def error(self, problem: str) -> InputError:
-        where = f" in {self.place.rstrip('.')}" if self.place else ""
+        where = f" in {self.location.rstrip('.')}" if self.location else ""
         return InputError(problem + where, file=display_name(self.path), fix=FIX)
 
 
-def _walk(root: _Node) -> Iterator[Question]:
+def _read_all(root: _Node) -> Iterator[Question]:
     for article in root.children("data"):
         for paragraph in article.children("paragraphs"):
             context = paragraph.get("context", str)
@@ -97,5 +95,5 @@ def _walk(root: _Node) -> Iterator[Question]:
 def _read_answer(node: _Node, context: str) -> Answer:
     text, start = node.get("text", str), node.get("answer_start", int)
     if start < 0 or not context.startswith(text, start):
-        raise node.error(f"{text[:40]!r} is not at character {start} of its text,")
+        raise node.error(f"the answer {text[:40]!r} is not at character {start} of the context,")
     return Answer(text, start)

@@ -1,10 +1,8 @@
-"""Which script a piece of text is written in, read off the names of its letters.
+"""Segmentation of text: words by language, sentences, and scripts.
 
-Words out of raw text, by language: rules for most, jieba for Chinese, fugashi for Japanese.
-
-The words are pieces of the text, in order, and all of it but its white space.
-
-Sentences out of paragraphs, by light rules: where they end, and the dots that end none.
+Words are found by rules for most languages, by jieba for Chinese and by fugashi for Japanese; they
+are the pieces of the text between white space or smaller, in order. Sentences are split by light
+rules, with lists of abbreviations and ordinals whose dots do not end a sentence.
 """
 
 from __future__ import annotations
@@ -19,58 +17,21 @@ from typing import TypeAlias
 
 from calque.errors import InputError, MissingExtra
 
-COMMON_SCRIPT = "Common"
-# What the names of letters begin with, where that is not the script's own name.
-FIRST_WORDS = {
-    "CANADIAN": "Canadian_Aboriginal",
-    "CJK": "Han",
-    "IDEOGRAPHIC": "Han",
-    "KANGXI": "Han",
-    "KATAKANA-HIRAGANA": "Katakana",
-    "MEETEI": "Meetei_Mayek",
-    "NEW": "New_Tai_Lue",
-    "OL": "Ol_Chiki",
-    "SYLOTI": "Syloti_Nagri",
-}
-NEUTRAL = {"COMBINING", "MODIFIER"}
-# Scripts whose words follow each other without a space between them.
-UNSPACED_SCRIPTS = frozenset(
-    {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan"}
-)
-
-
-def find_script(text: str) -> str:
-    """Name the script of the first letter; `Common` where there is none: digits, marks, signs.
-
-    >>> [script_of(text) for text in ("¿Qué?", "да", "日本", "ひ", "हिन्दी", "3.14")]
-    ['Latin', 'Cyrillic', 'Han', 'Hiragana', 'Devanagari', 'Common']
-    """
-    scripts = (_script_of_character(character) for character in text)
-    return next((script for script in scripts if script != COMMON_SCRIPT), COMMON_SCRIPT)
-
-
-@cache
-def _script_of_character(character: str) -> str:
-    for part in unicodedata.normalize("NFKC", character):  # Ａ is an A, ª an a
-        word = unicodedata.name(part, "").partition(" ")[0]
-        if word not in NEUTRAL and unicodedata.category(part)[0] in "LM" and word:
-            return FIRST_WORDS.get(word, word.capitalize())
-    return COMMON_SCRIPT
-
-
 WordSplitter: TypeAlias = Callable[[str], list[str]]
 
 SPACED_WORD = re.compile(r"[^ \t\r\n\f\v]+")
 APOSTROPHE = "['’]"
-JOINERS = "\u200c\u200d\u00ad"  # between letters of one word: non-joiner, joiner, soft hyphen
+JOINERS = (
+    "\u200c\u200d\u00ad"  # within words: zero-width non-joiner, zero-width joiner, soft hyphen
+)
 SKIN_TONES = "\U0001f3fb-\U0001f3ff"
 FLAG = "[\U0001f1e6-\U0001f1ff]{2}"
 ADDRESS = r"(?:https?://|www\.)[^\s<>\"]*[\w/]|[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64})+"
-OWN_WORDS = {  # that begin or end with an apostrophe
+APOSTROPHE_WORDS = {  # words that begin or end with an apostrophe
     "it": rf"po{APOSTROPHE}(?!\w)",
     "nl": rf"{APOSTROPHE}[nst](?!\w)",
 }
-# Where an apostrophe ends a word, and the words that hold one all the same.
+# Words that end with an apostrophe, and those that contain one.
 ELISION = re.compile(
     rf"aujourd{APOSTROPHE}hui|prud{APOSTROPHE}hom[a-z]*|[^'’]+{APOSTROPHE}?|{APOSTROPHE}[^'’]*",
     re.IGNORECASE,
@@ -86,18 +47,19 @@ CLITICS: dict[str, Callable[[str], list[str]]] = {
 }
 
 UNSPACED_LANGUAGES = {"bo": "Tibetan", "km": "Khmer", "lo": "Lao", "my": "Burmese", "th": "Thai"}
-LANGUAGE_CODES = {  # of the languages that are treated in a way of their own
+LANGUAGE_CODES = {  # languages with rules of their own
     "bod": "bo", "cat": "ca", "cmn": "zh", "eng": "en", "fra": "fr", "heb": "he", "ita": "it",
     "jpn": "ja", "khm": "km", "kor": "ko", "lao": "lo", "mya": "my", "nld": "nl", "oci": "oc",
     "tha": "th", "yue": "zh", "zho": "zh",
 }  # fmt: skip
-NOT_LANGUAGES = {"cn": "zh", "jp": "ja"}  # countries: taken for languages of spaced words
+COUNTRY_CODES = {"cn": "zh", "jp": "ja"}  # often mistaken for language codes
 
 
 def split_words(text: str, language: str) -> list[str]:
-    """Split raw text into words.
+    """Return the words of raw text.
 
-    Hyphenated words, numbers such as 1,000.50 and addresses stay whole; punctuation stands alone.
+    Hyphenated words, numbers such as 1,000.50 and addresses are one word; punctuation marks are
+    words of their own.
 
     >>> split_words("L'hôtel n'a que 1,5 étoile…", "fr")
     ["L'", 'hôtel', "n'", 'a', 'que', '1,5', 'étoile', '…']
@@ -108,9 +70,9 @@ def split_words(text: str, language: str) -> list[str]:
 
 
 def language_code(language: str) -> str:
-    """Give the code that a language is treated by, without its region.
+    """Return the language code without its region, with two letters if the rules have such a code.
 
-    >>> find_code("jpn"), find_code("zh_Hant"), find_code("pt_BR")
+    >>> language_code("jpn"), language_code("zh_Hant"), language_code("pt_BR")
     ('ja', 'zh', 'pt')
     """
     base = language.partition("_")[0]
@@ -119,14 +81,18 @@ def language_code(language: str) -> str:
 
 @cache
 def get_word_splitter(language: str) -> WordSplitter:
-    """Give what splits a language into words; one that cannot be split is an InputError."""
+    """Return the function that splits a language into words.
+
+    A language that cannot be split is an InputError.
+    """
     code = language_code(language)
-    if code in NOT_LANGUAGES:
-        raise InputError(f"{code!r} is a country", fix=f"the language is {NOT_LANGUAGES[code]}")
+    if code in COUNTRY_CODES:
+        problem = f"{code!r} is a country code, not a language code"
+        raise InputError(problem, fix=f"use {COUNTRY_CODES[code]}")
     if code in UNSPACED_LANGUAGES:
         raise InputError(
-            f"{UNSPACED_LANGUAGES[code]} puts no spaces between words, and Calque cannot find them",
-            fix="put spaces between the words and do without --tokenize",
+            f"{UNSPACED_LANGUAGES[code]} has no spaces between words, and Calque cannot split it",
+            fix="put spaces between the words and omit --tokenize",
         )
     if code in ("ja", "zh"):
         return _japanese_splitter() if code == "ja" else _chinese_splitter()
@@ -141,10 +107,10 @@ def get_word_splitter(language: str) -> WordSplitter:
 
 
 def split_on_spaces(text: str) -> list[str]:
-    r"""Split text whose words stand apart already, at ASCII white space alone.
+    r"""Return the words of tokenized text, separated by ASCII white space only.
 
-    Links count words as other programs do, for which U+3000 and its like are part of a word:
-    in the Kyoto gold alignments U+3000 itself is one.
+    Other programs count words this way: for them U+3000 and similar characters are part of a word,
+    and in the Kyoto gold alignments U+3000 itself is a word.
 
     >>> split_on_spaces("天狗 の 山 \u3000 くらま")
     ['天狗', 'の', '山', '\u3000', 'くらま']
@@ -153,7 +119,7 @@ def split_on_spaces(text: str) -> list[str]:
 
 
 def _compile(code: str) -> re.Pattern[str]:
-    """Build the expression that finds the next word."""
+    """Return the regular expression of a word."""
     marks = _combining_marks()
     inner, letter = rf"[\w{marks}{JOINERS}]", rf"[^\W\d_][{marks}]*"
     joints = [rf"[-‐‑{APOSTROPHE[1:-1]}](?={inner})", r"(?<=\d)[.,:](?=\d)"]
@@ -162,18 +128,18 @@ def _compile(code: str) -> re.Pattern[str]:
     kinds = [
         ADDRESS,
         rf"{letter}(?:\.{letter})+(?!{inner})\.?",  # U.S.
-        OWN_WORDS.get(code, ""),
+        APOSTROPHE_WORDS.get(code, ""),
         rf"{inner}+(?:(?:{'|'.join(joints)}){inner}+)*",
         FLAG,
         r"\.{2,}|-{2,}",
-        rf"\S(?:[{marks}{SKIN_TONES}]|\u200d\S)*",  # punctuation and pictures
+        rf"\S(?:[{marks}{SKIN_TONES}]|\u200d\S)*",  # punctuation and emoji
     ]
     return re.compile("|".join(filter(None, kinds)))
 
 
 @cache
 def _combining_marks() -> str:
-    r"""List the combining marks, which Python's `\w` leaves out, as ranges."""
+    r"""Return ranges of the combining marks, which Python's `\w` does not match."""
     points = [n for n in (*range(0x20000), *range(0xE0100, 0xE01F0)) if _is_mark(chr(n))]
     starts = [n for n in points if n == 0 or not _is_mark(chr(n - 1))]
     ends = [n for n in points if not _is_mark(chr(n + 1))]
@@ -184,8 +150,8 @@ def _is_mark(character: str) -> bool:
     return unicodedata.category(character).startswith("M")
 
 
-def _split_at(place: re.Pattern[str], word: str) -> list[str]:
-    return [part for part in place.split(word) if part]
+def _split_at(pattern: re.Pattern[str], word: str) -> list[str]:
+    return [part for part in pattern.split(word) if part]
 
 
 def _split_catalan(word: str) -> list[str]:
@@ -212,20 +178,20 @@ def _japanese_splitter() -> WordSplitter:
 def _chinese_splitter() -> WordSplitter:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its old string literals and imports
+            warnings.simplefilter("ignore")  # about outdated string literals and imports
             import jieba
     except ImportError:
         raise MissingExtra("jieba", "cjk") from None
     jieba.setLogLevel("WARNING")
     tokenizer = jieba.Tokenizer()
-    # jieba would read its cache from a folder that anyone can write to.
+    # By default jieba reads its cache from a folder that every user can write to.
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.tmp_dir = folder
         tokenizer.initialize()
     return lambda text: [part for word in tokenizer.cut(text) for part in word.split()]
 
 
-# These end a sentence wherever they stand; the others only before a space.
+# Hard ends always end a sentence; soft ends only before a space.
 HARD_ENDS = "。！？｡।॥۔؟։።។៕။"
 SOFT_ENDS = ".!?…‼⁇⁈⁉"
 CLOSERS = "\"'’”»›)]}」』）】》〉"
@@ -235,12 +201,12 @@ END = re.compile(
     rf"|(?<![{SOFT_ENDS}])(?P<soft>[{SOFT_ENDS}]++)[{re.escape(CLOSERS)}]*+\s+"
 )
 LAST_WORD = re.compile(r"[^\s\"'(\[{«“„‘]*$")
-LONGEST_WORD = 40  # looked back at before a dot
+LONGEST_WORD = 40  # characters before a dot that are checked
 
-# A number, or a ruler's, with a dot is an ordinal: "am 3. Oktober", "Ludwig XIV. starb".
+# Languages in which a number with a dot is an ordinal: "am 3. Oktober", "Ludwig XIV. starb".
 DOTTED_ORDINALS = "bs cs da de et fi fo hr hu is lb lv nb nn pl sk sl sr tr"
 ORDINAL = re.compile(r"\d{1,2}|[IVX]+")
-# Before a name or whatever else begins with a capital.
+# Abbreviations before names and other words with a capital letter.
 ABBREVIATIONS = {
     "bg": "г гр ул бул проф акад д-р",
     "ca": "sr sra dr dra prof av núm pàg",
@@ -268,7 +234,7 @@ BEFORE_NUMBERS = (
     "art fig figs no nos nr núm vol ch p pp pg pag pág cap s str sec abs bd jan feb mar apr jun jul"
     " aug sep sept oct nov dec ст рис стр гл"
 )
-CODES_SENTENCES = {
+SENTENCE_CODES = {
     "bul": "bg", "cat": "ca", "ces": "cs", "dan": "da", "deu": "de", "ell": "el", "eng": "en",
     "fin": "fi", "fra": "fr", "hun": "hu", "ita": "it", "nld": "nl", "nob": "nb", "no": "nb",
     "pol": "pl", "por": "pt", "ron": "ro", "rus": "ru", "slk": "sk", "slv": "sl", "spa": "es",
@@ -277,7 +243,7 @@ CODES_SENTENCES = {
 
 
 def split_sentences(text: str, language: str) -> list[str]:
-    """Split a paragraph into sentences; their text is the paragraph's but for white space.
+    """Return the sentences of a paragraph; nothing but white space is lost.
 
     >>> split_sentences('Dr. Ohm kam am 3. Mai. "Gut!" sagte er. Warum?', "de")
     ['Dr. Ohm kam am 3. Mai.', '"Gut!" sagte er.', 'Warum?']
@@ -285,31 +251,31 @@ def split_sentences(text: str, language: str) -> list[str]:
     ['「行く！」と言った。', '本当？', 'はい。']
     """
     base = language.partition("_")[0]
-    code = CODES_SENTENCES.get(base, base)
+    code = SENTENCE_CODES.get(base, base)
     sentences, start = [], 0
     for match in END.finditer(text):
-        if _ends(match, text, start, code):
+        if _is_end(match, text, start, code):
             sentences.append(text[start : match.end()].strip())
             start = match.end()
     return [sentence for sentence in (*sentences, text[start:].strip()) if sentence]
 
 
-def _ends(match: re.Match[str], text: str, start: int, code: str) -> bool:
-    """Tell whether a sentence ends at these marks rather than goes on after them."""
+def _is_end(match: re.Match[str], text: str, start: int, code: str) -> bool:
+    """Return whether a sentence ends at these marks."""
     following = text[match.end() : match.end() + 1]
     if match["hard"] is not None:
-        # 「行く！」と言った: what is quoted ends, the sentence does not.
+        # 「行く！」と言った: the quotation ends, but not the sentence.
         return not match["closers"] or bool(match["gap"]) or following in OPENERS
-    if not following or not _begins(following):
+    if not following or not _can_begin(following):
         return False
     if match["soft"] != ".":
         return True
     found = LAST_WORD.search(text[max(start, match.start() - LONGEST_WORD) : match.start()])
-    return not _is_shortened(found[0] if found else "", following, code)
+    return not _is_abbreviation(found[0] if found else "", following, code)
 
 
-def _begins(character: str) -> bool:
-    """Tell whether a sentence can begin so: not with a small letter, not with a comma."""
+def _can_begin(character: str) -> bool:
+    """Return whether a sentence can begin with a character: not a lowercase letter or comma."""
     return (
         character.isdigit()
         or character in OPENERS
@@ -317,8 +283,8 @@ def _begins(character: str) -> bool:
     )
 
 
-def _is_shortened(word: str, following: str, code: str) -> bool:
-    """Tell whether the dot after a word belongs to it."""
+def _is_abbreviation(word: str, following: str, code: str) -> bool:
+    """Return whether the dot after a word belongs to it."""
     if len(word) == 1 and word.isupper():
         return True  # J. Smith
     if "." in word.strip(".") and not any(character.isdigit() for character in word):
@@ -334,3 +300,42 @@ def _is_shortened(word: str, following: str, code: str) -> bool:
 @cache
 def _listed(words: str) -> frozenset[str]:
     return frozenset(words.split())
+
+
+COMMON_SCRIPT = "Common"
+# First words of character names that are not the name of the script.
+SCRIPT_NAMES = {
+    "CANADIAN": "Canadian_Aboriginal",
+    "CJK": "Han",
+    "IDEOGRAPHIC": "Han",
+    "KANGXI": "Han",
+    "KATAKANA-HIRAGANA": "Katakana",
+    "MEETEI": "Meetei_Mayek",
+    "NEW": "New_Tai_Lue",
+    "OL": "Ol_Chiki",
+    "SYLOTI": "Syloti_Nagri",
+}
+WITHOUT_SCRIPT = {"COMBINING", "MODIFIER"}
+# Scripts without spaces between words.
+UNSPACED_SCRIPTS = frozenset(
+    {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan"}
+)
+
+
+def find_script(text: str) -> str:
+    """Return the script of the first letter, or `Common` if there is none.
+
+    >>> [find_script(text) for text in ("¿Qué?", "да", "日本", "ひ", "हिन्दी", "3.14")]
+    ['Latin', 'Cyrillic', 'Han', 'Hiragana', 'Devanagari', 'Common']
+    """
+    scripts = (_script_of_character(character) for character in text)
+    return next((script for script in scripts if script != COMMON_SCRIPT), COMMON_SCRIPT)
+
+
+@cache
+def _script_of_character(character: str) -> str:
+    for part in unicodedata.normalize("NFKC", character):  # Ａ is an A, ª an a
+        word = unicodedata.name(part, "").partition(" ")[0]
+        if word not in WITHOUT_SCRIPT and unicodedata.category(part)[0] in "LM" and word:
+            return SCRIPT_NAMES.get(word, word.capitalize())
+    return COMMON_SCRIPT

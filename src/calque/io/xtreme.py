@@ -1,7 +1,4 @@
-"""Names of languages: two letters where there are two (ISO 639-1), three elsewhere.
-
-Where the files of a task are: XTREME's layout, and treebanks by their names.
-"""
+"""Files of evaluation tasks: XTREME's folder layout, treebanks by name, and language codes."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pathlib import Path
 from calque.errors import InputError
 from calque.io.files import read_lines
 
-# Where a macro-language has no data of its own, the code of the variety that stands for it.
+# ISO 639-1 and ISO 639-3 codes; for a macrolanguage without data, the code of its main variety.
 _PAIRS = """
 af afr  am amh  ar ara  az aze  be bel  bg bul  bn ben  br bre  bs bos  ca cat  cs ces  cy cym
 da dan  de deu  el ell  en eng  eo epo  es spa  et est  eu eus  fa pes  fi fin  fo fao  fr fra
@@ -27,31 +24,12 @@ tk tuk  tl tgl  tr tur  tt tat  ug uig  uk ukr  ur urd  uz uzb  vi vie  xh xho  
 THREE_LETTERS: dict[str, str] = dict(zip(*[iter(_PAIRS.split())] * 2, strict=True))
 TWO_LETTERS: dict[str, str] = {long: short for short, long in THREE_LETTERS.items()}
 
-
-def two_letter_code(language: str) -> str:
-    """Give the name Calque reports a language under.
-
-    >>> short_name("deu"), short_name("de"), short_name("ceb")
-    ('de', 'de', 'ceb')
-    """
-    return TWO_LETTERS.get(language, language)
-
-
-def three_letter_code(language: str) -> str:
-    """Give the three-letter code of a language.
-
-    >>> long_name("zh"), long_name("ceb")
-    ('cmn', 'ceb')
-    """
-    return THREE_LETTERS.get(language, language)
-
-
-# train-en.tsv, dev-de.tsv.xz; translations of the training set are in a folder of their own.
+# train-en.tsv, dev-de.tsv.xz; translations of the training set are in a separate folder.
 SPLIT_FILE = re.compile(r"(train|dev|test)-([a-z]{2,3})(?:\.tsv)?(?:\.(?:xz|gz|zst))?")
 TRANSLATED = re.compile(
     r"(?:train-|[a-z]{2,3}-)([a-z]{2,3})(?:-translated)?(?:\.tsv)?(?:\.(?:xz|gz|zst))?"
 )
-# Lines of plain text, the translations of what is tagged; and translations of what is tested.
+# Translations of tagged training sentences, as plain text, and translations of test sentences.
 UNTAGGED = re.compile(r"(?:train-)?([a-z]{2,3})\.txt(?:\.(?:xz|gz|zst))?")
 TRANSLATED_TEST = re.compile(
     r"(?:(?:test|dev)-)?([a-z]{2,3})(?:-[a-z]{2,3})?(?:-translated)?(?:\.tsv|\.txt)?(?:\.(?:xz|gz|zst))?"
@@ -59,42 +37,61 @@ TRANSLATED_TEST = re.compile(
 TREEBANK = re.compile(
     r"([a-z]{2,3})(?:_\w+)?-ud-(train|dev|test)[\w.-]*\.conllu(?:\.(?:xz|gz|zst))?"
 )
-# Folders of other sets than the one asked for are not searched.
+# Folders of other data sets are not searched.
 SETS = frozenset({"udpos", "ud", "panx", "xnli", "pawsx", "tydiqa", "mlqa", "xquad", "bucc2018"})
 TRANSLATE_TRAIN, TRANSLATED_TESTS = "translate-train", "translate-test"
 
 
+def two_letter_code(language: str) -> str:
+    """Return the code under which results are reported: two letters if there are two.
+
+    >>> two_letter_code("deu"), two_letter_code("de"), two_letter_code("ceb")
+    ('de', 'de', 'ceb')
+    """
+    return TWO_LETTERS.get(language, language)
+
+
+def three_letter_code(language: str) -> str:
+    """Return the three-letter code of a language.
+
+    >>> three_letter_code("zh"), three_letter_code("ceb")
+    ('cmn', 'ceb')
+    """
+    return THREE_LETTERS.get(language, language)
+
+
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
-    """Files of one task by language: to learn from, to choose by, and to be tested on.
+    """Training, development and test files of one task by language.
 
-    `unlabelled` counts test files that have no labels, as XTREME gives them out: of such languages
-    the dev file is the test. `untagged` are lines without labels that translate the source's
-    training sentences, `translated_tests` those of a language's test, in the source.
+    `n_unlabeled` counts test files without labels, as XTREME distributes them; languages with such
+    a file are tested on their development file. `untagged` are translations of the training
+    sentences without labels, `translated_tests` translations of test sentences into the source
+    language.
     """
 
     folder: Path
     train: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     dev: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     test: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    unlabelled: int = 0
+    n_unlabeled: int = 0
     untagged: Mapping[str, Path] = field(default_factory=dict)
     translated_tests: Mapping[str, Path] = field(default_factory=dict)
 
-    def to_test(self, language: str) -> tuple[Path, ...]:
-        """Give the files that a language is tested on: its test if that has labels, or its dev."""
+    def test_files(self, language: str) -> tuple[Path, ...]:
+        """Return the test files of a language if they have labels, and otherwise its dev files."""
         return self.test.get(language) or self.dev.get(language, ())
 
     @property
-    def tested(self) -> list[str]:
-        """List the languages that can be tested in."""
+    def test_languages(self) -> list[str]:
+        """Languages that can be tested."""
         return sorted({*self.dev, *self.test})
 
 
 def find_xtreme_files(data: Path, name: str, n_columns: int) -> TaskFiles | None:
-    """Find `train-XX.tsv`, `dev-XX.tsv` and `test-XX.tsv` in a folder NAME, wherever that is.
+    """Return the files `train-XX.tsv`, `dev-XX.tsv` and `test-XX.tsv` of a folder NAME.
 
-    `data` is that folder, or one that holds it or `xtreme/NAME`. Files may be packed.
+    `data` is that folder, or one that contains it or `xtreme/NAME`. Files may be compressed.
     """
     for folder in _candidates(data, name):
         splits: dict[str, dict[str, list[Path]]] = {"train": {}, "dev": {}, "test": {}}
@@ -106,7 +103,7 @@ def find_xtreme_files(data: Path, name: str, n_columns: int) -> TaskFiles | None
         for path in sorted((folder / TRANSLATE_TRAIN).glob("*")):
             if found := TRANSLATED.fullmatch(path.name):
                 splits["train"].setdefault(found[1], []).append(path)
-        labelled = {
+        labeled = {
             language: paths
             for language, paths in splits["test"].items()
             if _has_columns(paths[0], n_columns)
@@ -115,17 +112,17 @@ def find_xtreme_files(data: Path, name: str, n_columns: int) -> TaskFiles | None
             folder,
             _freeze(splits["train"]),
             _freeze(splits["dev"]),
-            _freeze(labelled),
-            len(splits["test"]) - len(labelled),
+            _freeze(labeled),
+            len(splits["test"]) - len(labeled),
             *_find_translations(folder),
         )
     return None
 
 
 def find_treebanks(data: Path, name: str = "ud") -> TaskFiles | None:
-    """Find `de_gsd-ud-train.conllu` and its like; several treebanks of a language count as one.
+    """Return files such as `de_gsd-ud-train.conllu`; all treebanks of a language are joined.
 
-    They lie side by side or, as they are given out, in folders of their own.
+    They are in one folder or, as they are distributed, in folders named `UD_*`.
     """
     for folder in _candidates(data, name):
         splits: dict[str, dict[str, list[Path]]] = {"train": {}, "dev": {}, "test": {}}
@@ -139,9 +136,9 @@ def find_treebanks(data: Path, name: str = "ud") -> TaskFiles | None:
 
 
 def check_data_folder(data: Path) -> None:
-    """Refuse what is no folder."""
+    """Raise InputError if the data folder does not exist."""
     if not data.is_dir():
-        raise InputError("no such folder", file=data, fix="check --data")
+        raise InputError("there is no such folder", file=data, fix="check --data")
 
 
 def _candidates(data: Path, name: str) -> Sequence[Path]:
@@ -153,7 +150,7 @@ def _candidates(data: Path, name: str) -> Sequence[Path]:
 
 
 def _find_translations(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Find translations of training sentences without labels, and translations of tests."""
+    """Return translations of training sentences without labels, and translations of tests."""
     found: list[dict[str, list[Path]]] = []
     for name, pattern in ((TRANSLATE_TRAIN, UNTAGGED), (TRANSLATED_TESTS, TRANSLATED_TEST)):
         files: dict[str, list[Path]] = {}
@@ -167,13 +164,13 @@ def _find_translations(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
 
 def _add(split: dict[str, list[Path]], language: str, path: Path) -> None:
     if language in split:
-        problem = f"{path.name} is there too"
-        raise InputError(problem, file=split[language][0], fix="keep one of them")
+        problem = f"{path.name} is a second file for the same language"
+        raise InputError(problem, file=split[language][0], fix="remove one of them")
     split[language] = [path]
 
 
 def _has_columns(path: Path, n_columns: int) -> bool:
-    """Tell a labelled file by its first lines; an empty last column holds no labels."""
+    """Return whether the first lines have labels; an empty last column has none."""
     first = islice((line.rstrip() for line in read_lines(path) if line.strip()), 5)
     return any(line.count("\t") >= n_columns - 1 for line in first)
 
