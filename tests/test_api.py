@@ -22,6 +22,14 @@ def test_load_and_embed(tiny_folder: Path) -> None:
     assert (model.embed(["Hello."], layer=1) != model.embed(["Hello."], layer=2)).any()
 
 
+def test_align_equals_the_word_aligner() -> None:
+    model = calque.load(device="cpu")
+    pairs = [(["das", "Haus", "ist", "alt"], ["the", "house", "is", "old"]), (["ja"], ["yes"])]
+    assert model.align(pairs) == calque.WordAligner(model).align(pairs)
+    options = {"method": "argmax", "layer": 3}
+    assert model.align(pairs, **options) == calque.WordAligner(model, **options).align(pairs)  # type: ignore[arg-type]
+
+
 def test_load_reads_a_string_too(tiny_folder: Path) -> None:
     model = calque.load(str(tiny_folder))
     assert isinstance(model, calque.Model)
@@ -29,8 +37,8 @@ def test_load_reads_a_string_too(tiny_folder: Path) -> None:
 
 
 def test_without_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calque.models.inference.embedded_models", dict)
-    for name in (None, loading.EMBEDDED):
+    monkeypatch.setattr("calque.models.loading.embedded_models", dict)
+    for name in (None, loading.EMBEDDED_MODEL):
         with pytest.raises(calque.InputError, match="calque-mini is not in this installation"):
             calque.load(name)
 
@@ -38,7 +46,7 @@ def test_without_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_embedded_model_is_the_default() -> None:
     model = calque.load(device="cpu")
     vectors = model.embed(["Guten Morgen!", "Good morning!"], normalize=True)
-    assert model.folder == loading.embedded_models()[loading.EMBEDDED]
+    assert model.folder == loading.embedded_models()[loading.EMBEDDED_MODEL]
     assert vectors[0] @ vectors[1] > 0.3
 
 

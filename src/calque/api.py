@@ -1,10 +1,10 @@
-"""Calque from Python: load a model, embed sentences."""
+"""The main entry points in Python: `load` returns a `Model`, which embeds and aligns text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calque.models.encoder import Encoder
 from calque.models.inference import load_encoder
@@ -14,9 +14,19 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from calque.word_alignment.protocol import WordPair
+
 
 class Model(Encoder):
-    """An encoder with the tools at hand; `folder` is where its plain Hugging Face files lie."""
+    """A multilingual encoder that embeds sentences and aligns words.
+
+    `folder` is the folder of its plain Hugging Face files. Load a model with `calque.load`.
+
+    >>> import calque
+    >>> model = calque.load("calque-mini", device="cpu")
+    >>> model.folder.name
+    'calque-mini'
+    """
 
     def embed(
         self,
@@ -29,7 +39,28 @@ class Model(Encoder):
         normalize: bool = False,
         batch_tokens: int | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Return one vector per sentence; see `calque.sentences.embed.embed_sentences`."""
+        """Return one vector per sentence, shape (sentences, hidden size).
+
+        Sentences longer than the model's maximum length are split into windows, whose vectors are
+        averaged. An empty sentence gets a zero vector.
+
+        Args:
+            sentences: The sentences.
+            layer: Layer: 0 is the embedding layer, -1 the last. Default: the model's best layer, in
+                its language-neutral space if it has one.
+            raw: Ignore the language-neutral space.
+            language: Language of the sentences, or one per sentence. Required if the model was
+                loaded with maps.
+            center_by: One label per sentence, usually its language: subtract the mean vector of all
+                sentences with the same label.
+            normalize: Scale every vector to length one.
+            batch_tokens: Tokens per batch. Default: chosen for the device.
+
+        >>> import calque
+        >>> model = calque.load(device="cpu")
+        >>> model.embed(["Guten Morgen!", "Good morning!"]).shape
+        (2, 384)
+        """
         return embed_sentences(
             self,
             sentences,
@@ -41,6 +72,24 @@ class Model(Encoder):
             batch_tokens=batch_tokens,
         )
 
+    def align(self, pairs: Iterable[WordPair], **options: Any) -> list[list[tuple[int, int]]]:
+        """Return the word links of every pair as a list of (source word, target word).
+
+        This is `WordAligner(model, **options).align(pairs)`. To align repeatedly, create the
+        `WordAligner` once.
+
+        Args:
+            pairs: Pairs of word lists.
+            **options: Options of `WordAligner`, such as `method`, `layer` or `threshold`.
+
+        >>> import calque
+        >>> calque.load(device="cpu").align([(["das", "Haus"], ["the", "house"])])
+        [[(0, 0), (1, 1)]]
+        """
+        from calque.word_alignment.neural import WordAligner
+
+        return WordAligner(self, **options).align(pairs)
+
 
 def load(
     name: str | Path | None = None,
@@ -48,9 +97,16 @@ def load(
     *,
     maps: bool | str | Path | None = None,
 ) -> Model:
-    """Load a folder, a hub name or, without a name, the embedded model, ready to use.
+    """Load a model for inference: in bfloat16 on CUDA, in single precision elsewhere.
 
-    It runs in bfloat16 on CUDA and in single precision elsewhere. With `maps`, its states are
-    mapped by language (see `LanguageMaps`): True for the maps in its own folder, or another folder.
+    Args:
+        name: Folder, hub name or `calque-mini`, which is also the default.
+        device: `auto` (the GPU if there is one), `cpu`, `cuda`, `cuda:1`, ...
+        maps: True to load the linear maps of languages in the model's folder, or another folder.
+
+    >>> import calque
+    >>> model = calque.load("calque-mini", device="cpu")
+    >>> model.n_layers, model.hidden_size
+    (8, 384)
     """
     return load_encoder(name, device, maps=maps, cls=Model)

@@ -137,7 +137,7 @@ def test_bad_tags(tiny_encoder: Encoder) -> None:
     tests = {"en": [tag("a/X", "b/Y")], "de": [tag("a/X")]}
     with pytest.raises(InputError, match="probe has 1 different tags in en"):
         TagProbe(tiny_encoder, [tag("a/X")], tests, source="en")
-    with pytest.raises(InputError, match="'X' is not a tag of a span"):
+    with pytest.raises(InputError, match="'X' is not a BIO tag"):
         TagProbe(tiny_encoder, [tag("a/X", "b/O")], tests, source="en", metric="span_f1")
 
 

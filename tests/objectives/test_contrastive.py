@@ -1,40 +1,46 @@
-"""Contrastive alignment: the paper's equations by slow loops, words, sentences and the queue."""
+"""Contrastive objectives against direct computations; batches of sentence pairs."""
 
 from __future__ import annotations
 
 import copy
 import math
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise, product
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.nn import functional as F
 
 from calque.errors import InputError
 from calque.models.heads import FeatureExtractor
-from calque.objectives.base import Marks, ObjectiveSettings
+from calque.models.pooling import pool_sentences
+from calque.models.seq2seq import DecoderPlan, build_seq2seq, random_weights
+from calque.objectives.base import ObjectiveSettings
 from calque.objectives.contrastive import (
     Contrastive,
     NegativeQueue,
-    Rows,
+    PairFeatures,
     SentenceContrastive,
     SentenceContrastiveSettings,
+    SentencePairBatch,
+    SentencePairCollator,
     WordContrastive,
     WordContrastiveSettings,
-    contrast,
+    contrastive_loss,
     info_nce,
 )
-from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.layout import pack_separately
+from calque.tokens.ragged import BatchShape, Ragged, hash_sequences
+from calque.tokens.tokenizer import SpecialTokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from calque.models.encoder import Encoder
-from calque.models.seq2seq import DecoderPlan, build_seq2seq, start_afresh
 
 Negatives = Literal["weak", "strong"]
 BOTH: list[Negatives] = ["weak", "strong"]
@@ -132,16 +138,19 @@ def slow_loss(mine: Slow, others: Slow, temperature: float, negatives: str) -> f
 NOBODY = Slow([], [], [], [], [])
 
 
-def make_rows(src: Tensor, tgt: Tensor, **changes: Tensor) -> Rows:
+def make_rows(src: Tensor, tgt: Tensor, **changes: Tensor) -> PairFeatures:
     numbers = torch.arange(len(src))
-    rows = Rows(
+    rows = PairFeatures(
         F.normalize(src, dim=1), F.normalize(tgt, dim=1), numbers, numbers + 1000, numbers >= 0
     )
     return rows._replace(**changes)
 
 
 def mean_loss(
-    rows: Rows, negatives: Negatives, temperature: float = 0.1, weights: Tensor | None = None
+    rows: PairFeatures,
+    negatives: Negatives,
+    temperature: float = 0.1,
+    weights: Tensor | None = None,
 ) -> Tensor:
     weights = rows.src.new_ones(len(rows.src)) if weights is None else weights
     total, _ = info_nce(rows, rows, 0, weights, temperature, negatives)
@@ -235,23 +244,23 @@ def test_the_positive_always_counts() -> None:
     """Where nothing is allowed the loss is 0, and never NaN or negative."""
     similarity = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     positives = torch.tensor([5, 0, 3, 3])
-    losses = contrast(similarity, positives, torch.zeros(4, 6, dtype=torch.bool))
+    losses = contrastive_loss(similarity, positives, torch.zeros(4, 6, dtype=torch.bool))
     assert losses.tolist() == [0, 0, 0, 0]
     losses.sum().backward()
     assert similarity.grad is not None
     assert similarity.grad.eq(0).all()
     alone = torch.zeros(4, 6, dtype=torch.bool)
     alone[0, 2] = True
-    losses = contrast(similarity, positives, alone).detach()
+    losses = contrastive_loss(similarity, positives, alone).detach()
     assert losses[0].item() == pytest.approx(
         math.log1p(math.exp(similarity[0, 2].item() - similarity[0, 5].item()))
     )
-    everyone = contrast(similarity, positives, torch.ones(4, 6, dtype=torch.bool))
+    everyone = contrastive_loss(similarity, positives, torch.ones(4, 6, dtype=torch.bool))
     torch.testing.assert_close(everyone, F.cross_entropy(similarity, positives, reduction="none"))
 
 
 def test_large_similarities_do_not_overflow() -> None:
-    losses = contrast(
+    losses = contrastive_loss(
         torch.tensor([[1e4, -1e4], [-1e4, 1e4]]), torch.tensor([0, 0]), torch.ones(2, 2).bool()
     )
     assert losses.tolist() == [0.0, 2e4]
@@ -353,17 +362,19 @@ def collate(
     pairs: list[Pair] = PAIRS,
     shape: BatchShape | None = None,
 ) -> Any:
-    build = objective.make_collate(Marks.of(encoder.tokenizer), shape)
+    build = objective.build_collator(SpecialTokens.of(encoder.tokenizer), shape)
     return build(arrays_of(pairs), torch.Generator())
 
 
 def find_states(encoder: Encoder, pair: Pair, side: int, layer: int) -> Tensor:
     """The states of one sentence that is read alone, marks excluded."""
-    from calque.tokens.ragged import add_marks, pack
+    from calque.tokens.ragged import add_special_tokens, pack
 
-    marks = Marks.of(encoder.tokenizer)
-    alone = add_marks(Ragged.of([list(chain(*pair[side]))]), marks.first, marks.last)
-    (states,) = encoder(pack(alone, pad_id=marks.pad), [layer])
+    special_tokens = SpecialTokens.of(encoder.tokenizer)
+    alone = add_special_tokens(
+        Ragged.of([list(chain(*pair[side]))]), special_tokens.cls_id, special_tokens.sep_id
+    )
+    (states,) = encoder(pack(alone, pad_id=special_tokens.pad_id), [layer])
     result: Tensor = states[1:-1]
     return result
 
@@ -541,11 +552,11 @@ def test_sentences_are_to_be_compared_where_they_were_contrasted(
 
 def test_what_a_decoder_says_of_its_languages_is_kept(tiny_encoder: Encoder) -> None:
     plan = DecoderPlan(languages=("de", "en"))
-    model = build_seq2seq(plan, start_afresh(tiny_encoder.config), tiny_encoder.tokenizer)
-    model.learn_directions([("en", "de")])
+    model = build_seq2seq(plan, random_weights(tiny_encoder.config), tiny_encoder.tokenizer)
+    model.add_directions([("en", "de")])
     make_objective("sentence", layer=2).start(model, ["en-de"])
     assert model.retrieval_layer == 2
-    assert (list(model.targets), model.directions) == (["de", "en"], [("en", "de")])
+    assert (list(model.start_tokens), model.directions) == (["de", "en"], [("en", "de")])
 
 
 @pytest.mark.parametrize("kind", ["word", "sentence"])
@@ -569,16 +580,16 @@ def test_training_brings_translations_together(kind: str, tiny_encoder: Encoder)
 # The queue of negatives
 
 
-def rows_of(*numbers: int, real: list[bool] | None = None) -> Rows:
+def rows_of(*numbers: int, real: list[bool] | None = None) -> PairFeatures:
     """Pairs that are told by their numbers."""
     values = torch.tensor(numbers)
     states = values[:, None].float().expand(-1, 3)
     real_ones = torch.tensor(real or [True] * len(numbers))
-    return Rows(states, -states, values, values + 100, real_ones)
+    return PairFeatures(states, -states, values, values + 100, real_ones)
 
 
 def read_queue(queue: NegativeQueue) -> list[int]:
-    rows = queue.rows()
+    rows = queue.pairs()
     numbers = rows.src_keys[rows.real].tolist()
     assert rows.tgt_keys[rows.real].tolist() == [number + 100 for number in numbers]
     assert rows.src[rows.real].tolist() == [[float(number)] * 3 for number in numbers]
@@ -604,13 +615,13 @@ def test_the_newest_are_first_and_the_oldest_fall_out() -> None:
 def test_rows_are_copies_and_have_no_gradient() -> None:
     queue = NegativeQueue(3, 3)
     queue.push(rows_of(1))
-    before = queue.rows()
+    before = queue.pairs()
     states = torch.full((2, 3), 2.0, requires_grad=True)
     queue.push(rows_of(2, 2)._replace(src=states * 1, tgt=-states))
     assert before.src_keys.tolist() == [1, 0, 0]
-    assert not any(tensor.requires_grad for tensor in queue.rows())
+    assert not any(tensor.requires_grad for tensor in queue.pairs())
     assert not list(queue.parameters())
-    assert queue.state_dict().keys() == set(Rows._fields)
+    assert queue.state_dict().keys() == set(PairFeatures._fields)
 
 
 @pytest.mark.parametrize("shape", [None, SHAPE])
@@ -663,12 +674,12 @@ def test_validation_asks_the_queue_but_leaves_it_alone(tiny_encoder: Encoder) ->
     assert objective.queue is not None
     with torch.no_grad():
         objective(tiny_encoder, collate(objective, tiny_encoder, PAIRS[:2]))
-        before = objective.queue.rows()
+        before = objective.queue.pairs()
         objective.eval()
         batch = collate(objective, tiny_encoder, PAIRS[2:])
         first, again = (objective(tiny_encoder, batch).loss for _ in range(2))
         plain = make_objective("sentence").eval()(tiny_encoder, batch).loss
-    assert all(torch.equal(*pair) for pair in zip(before, objective.queue.rows(), strict=True))
+    assert all(torch.equal(*pair) for pair in zip(before, objective.queue.pairs(), strict=True))
     assert first.item() == again.item() > plain.item()
 
 
@@ -688,12 +699,10 @@ def test_an_objective_without_a_queue_or_features_has_no_weights() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo
-@pytest.mark.parametrize("queue", [0, 6])
-@pytest.mark.parametrize("kind", ["word", "sentence"])
-def test_one_graph_serves_all_batches(kind: str, queue: int, tiny_encoder: Encoder) -> None:
+@pytest.mark.parametrize(("kind", "queue"), [("word", 6), ("sentence", 0)])
+def test_one_graph_serves_all_batches(kind: str, queue: int, compilable_encoder: Encoder) -> None:
     torch._dynamo.reset()
-    encoder = copy.deepcopy(tiny_encoder)
-    encoder.fuses = True  # as a compiled run does; Hugging Face's own layers may not be traceable
+    encoder = compilable_encoder
     changes = {"queue": queue, "features": 16, "parameter_weight": 0.5, "negatives": "strong"}
     objective, plain = (make_objective(kind, **changes) for _ in range(2))
     for one in (objective, plain):
@@ -709,7 +718,7 @@ def test_one_graph_serves_all_batches(kind: str, queue: int, tiny_encoder: Encod
     if queue:
         assert objective.queue is not None
         assert plain.queue is not None
-        for one, other in zip(objective.queue.rows(), plain.queue.rows(), strict=True):
+        for one, other in zip(objective.queue.pairs(), plain.queue.pairs(), strict=True):
             torch.testing.assert_close(one, other)
         assert objective.queue.real.all()
 
@@ -742,3 +751,189 @@ def test_keys_that_are_as_ever_are_not_written() -> None:
     usual = {"kind": "any", "weight": 1.0, "batch_tokens": 16_384}
     assert new == usual | {"batch_examples": 5, "text": "raw"}
     assert ObjectiveSettings.model_validate(new).model_dump() == new
+
+
+Pairs = list[tuple[list[int], list[int]]]
+
+FIRST, LAST, PAD = 0, 2, 1
+MARKS = SpecialTokens(FIRST, LAST, 1, PAD, 3, (FIRST, PAD, LAST, 3), 100)
+# The third pair has the first one's source, the fourth the second one's target.
+SENTENCE_PAIRS: Pairs = [
+    ([10, 11, 12], [20]),
+    ([13], [21, 22]),
+    ([10, 11, 12], [23, 24, 25, 26, 27]),
+    ([14, 15], [21, 22]),
+]
+# Rows of 8 tokens: sources and targets lie in an order of their own.
+SENTENCE_SHAPE = BatchShape(tokens=56, row=8, sequences=12, budget=56)
+SENTENCE = st.lists(st.integers(4, 99), min_size=1, max_size=6)
+
+
+def collate_sentences(pairs: Pairs, shape: BatchShape | None) -> SentencePairBatch:
+    sides = tuple(Ragged.of([pair[side] for pair in pairs]) for side in (0, 1))
+    return SentencePairCollator(MARKS, shape)(sides, torch.Generator())
+
+
+def pool_slowly(batch: SentencePairBatch, states: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Find every sentence among the sequences by its ids, and average its states."""
+    found: dict[tuple[int, ...], Tensor] = {}
+    ids, offsets = batch.tokens.ids.tolist(), batch.tokens.offsets.tolist()
+    for start, stop in pairwise(offsets):
+        if stop > start and ids[start] == FIRST:
+            found[tuple(ids[start + 1 : stop - 1])] = states[start + 1 : stop - 1].mean(dim=0)
+    src, tgt = ([found[tuple(pair[side])] for pair in pairs] for side in (0, 1))
+    return torch.stack(src), torch.stack(tgt)
+
+
+def states_by_id(batch: SentencePairBatch) -> Tensor:
+    """States that only depend on the token and its position, as those of equal sentences are."""
+    table = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+    return table[batch.tokens.ids] + batch.tokens.positions[:, None]
+
+
+@pytest.mark.parametrize("shape", [None, SENTENCE_SHAPE])
+def test_sentences_are_the_means_of_their_tokens(shape: BatchShape | None) -> None:
+    batch = collate_sentences(SENTENCE_PAIRS, shape)
+    states = states_by_id(batch)
+    for found, expected in zip(
+        batch.pool(states), pool_slowly(batch, states, SENTENCE_PAIRS), strict=True
+    ):
+        torch.testing.assert_close(found[: len(SENTENCE_PAIRS)], expected)
+        assert found[len(SENTENCE_PAIRS) :].eq(0).all()
+
+
+@given(st.lists(st.tuples(SENTENCE, SENTENCE), min_size=1, max_size=6), st.booleans())
+def test_any_sentences_are_pooled_as_a_loop_does(pairs: Pairs, with_rows: bool) -> None:
+    batch = collate_sentences(pairs, SENTENCE_SHAPE if with_rows else None)
+    states = states_by_id(batch)
+    for found, expected in zip(batch.pool(states), pool_slowly(batch, states, pairs), strict=True):
+        torch.testing.assert_close(found[: len(pairs)], expected)
+
+
+def test_pooling_is_that_of_the_finished_model() -> None:
+    """Without a shape the sequences are the sources and then the targets."""
+    batch = collate_sentences(SENTENCE_PAIRS, None)
+    states = torch.randn(len(batch.tokens.ids), 6)
+    keep = ~torch.isin(batch.tokens.ids, torch.tensor([FIRST, LAST]))
+    expected = pool_sentences(states, batch.tokens.offsets, keep)
+    torch.testing.assert_close(torch.cat(batch.pool(states)), expected)
+
+
+def test_half_precision_is_pooled_in_single() -> None:
+    batch = collate_sentences([(list(range(4, 100)) * 4, [5])], None)
+    states = torch.full((len(batch.tokens.ids), 2), 1.01, dtype=torch.bfloat16)
+    src, tgt = batch.pool(states)
+    assert src.dtype == torch.float32
+    assert src.tolist() == tgt.tolist() == [[states[0, 0].item()] * 2]
+    assert batch.pool(states.double())[0].dtype == torch.float64
+
+
+def test_marks_and_other_sentences_get_no_gradient() -> None:
+    batch = collate_sentences(SENTENCE_PAIRS, SENTENCE_SHAPE)
+    states = torch.randn(len(batch.tokens.ids), 3, requires_grad=True)
+    src, _ = batch.pool(states)
+    (gradient,) = torch.autograd.grad(src[2].sum(), states)
+    touched = gradient.ne(0).any(dim=1)
+    assert sorted(batch.tokens.ids[touched].tolist()) == [10, 11, 12]
+    assert gradient[touched].unique().tolist() == pytest.approx([1 / 3])
+
+
+def owners_of(batch: SentencePairBatch) -> dict[int, list[int]]:
+    """List the tokens that each sentence owns, in order."""
+    found: dict[int, list[int]] = {}
+    for token, owner in zip(batch.tokens.ids.tolist(), batch.owners.tolist(), strict=True):
+        found.setdefault(owner, []).append(token)
+    return found
+
+
+def test_owners_without_a_shape() -> None:
+    found = owners_of(collate_sentences(SENTENCE_PAIRS, None))
+    expected = [pair[side] for side in (0, 1) for pair in SENTENCE_PAIRS]
+    assert [found[k] for k in range(8)] == expected
+    assert sorted(found[8]) == [FIRST] * 8 + [LAST] * 8
+
+
+def test_owners_with_a_shape() -> None:
+    """Room for six pairs: targets begin at 6, and what is nobody's is 12's."""
+    batch = collate_sentences(SENTENCE_PAIRS, SENTENCE_SHAPE)
+    found = owners_of(batch)
+    assert found.keys() == {0, 1, 2, 3, 6, 7, 8, 9, 12}
+    assert [found[k] for k in range(4)] == [pair[0] for pair in SENTENCE_PAIRS]
+    assert [found[k + 6] for k in range(4)] == [pair[1] for pair in SENTENCE_PAIRS]
+    n_padding = 56 - batch.tokens.n_real
+    assert sorted(found[12]) == [FIRST] * 8 + [PAD] * n_padding + [LAST] * 8
+    assert batch.weights.tolist() == [1, 1, 1, 1, 0, 0]
+
+
+def test_batches_of_a_shape_have_one_shape() -> None:
+    def sizes(batch: SentencePairBatch) -> list[int]:
+        tokens = [batch.tokens.ids, batch.tokens.positions, batch.tokens.offsets]
+        rest = [batch.owners, batch.weights, batch.src_keys, batch.tgt_keys]
+        return [len(array) for array in tokens + rest]
+
+    batches = [
+        collate_sentences(pairs, SENTENCE_SHAPE)
+        for pairs in (SENTENCE_PAIRS, SENTENCE_PAIRS[:1], SENTENCE_PAIRS[1:] * 2)
+    ]
+    assert sizes(batches[0]) == sizes(batches[1]) == sizes(batches[2])
+    assert [int(batch.weights.sum()) for batch in batches] == [4, 1, 6]
+    more = collate_sentences(
+        SENTENCE_PAIRS * 2, SENTENCE_SHAPE
+    )  # than the shape has room for: nothing is lost
+    assert more.weights.tolist() == [1] * 8
+
+
+def test_equal_sentences_have_equal_keys() -> None:
+    for shape in (None, SENTENCE_SHAPE):
+        batch = collate_sentences(SENTENCE_PAIRS, shape)
+        src, tgt = batch.src_keys.tolist()[:4], batch.tgt_keys.tolist()[:4]
+        assert src[0] == src[2]
+        assert tgt[1] == tgt[3]
+        assert len(set(src)) == len(set(tgt)) == 3
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31), min_size=1, max_size=5), max_size=8))
+def test_hashes_are_equal_where_sequences_are(sequences: list[list[int]]) -> None:
+    ragged = Ragged.of([*sequences, *sequences[::-1]])
+    found = hash_sequences(ragged.ids, ragged.lengths).tolist()
+    n = len(sequences)
+    assert found[:n] == found[n:][::-1]
+    assert len(set(found)) == len({tuple(sequence) for sequence in sequences})
+
+
+def test_hashes_of_like_sequences_differ() -> None:
+    """All orders and lengths of few tokens, and long sentences that differ in one place."""
+    sequences = [list(s) for n in range(1, 8) for s in product((0, 1, 2), repeat=n)]
+    base = list(range(120))
+    sequences += [[*base[:k], 7_000, *base[k + 1 :]] for k in range(120)]
+    sequences += [base[:k] + base[k + 1 :] + [base[k]] for k in range(119)]
+    ragged = Ragged.of(sequences)
+    found = hash_sequences(ragged.ids, ragged.lengths).tolist()
+    assert len(set(found)) == len(sequences)
+
+
+def test_the_sides_may_own_their_marks() -> None:
+    src, tgt = (Ragged.of([pair[side] for pair in SENTENCE_PAIRS]) for side in (0, 1))
+    for shape in (None, SENTENCE_SHAPE):
+        tokens, owners = pack_separately((src, tgt), MARKS, shape)
+        found: dict[int, list[int]] = {}
+        for token, owner in zip(tokens.ids.tolist(), owners.tolist(), strict=True):
+            found.setdefault(owner, []).append(token)
+        for k, pair in enumerate(SENTENCE_PAIRS):
+            assert found[k] == [FIRST, *pair[0], LAST]
+            assert found[k + 4] == [FIRST, *pair[1], LAST]
+        assert set(found.get(8, [])) <= {PAD}
+        assert (8 in found) == (shape is not None)
+
+
+def test_a_batch_travels_whole() -> None:
+    batch = collate_sentences(SENTENCE_PAIRS, SENTENCE_SHAPE)
+    moved = batch.to("cpu")
+    assert type(moved) is SentencePairBatch
+    assert moved.tokens.ids.equal(batch.tokens.ids)
+    assert moved.tokens.row == 8
+    assert moved.owners.equal(batch.owners)
+    there = batch.to("meta")
+    arrays = [there.tokens.ids, there.tokens.positions, there.tokens.offsets, there.owners]
+    arrays += [there.weights, there.src_keys, there.tgt_keys]
+    assert all(array.is_meta for array in arrays)

@@ -18,20 +18,19 @@ from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.models.veco import Veco
 from calque.objectives import build_objective
-from calque.objectives.base import Marks
 from calque.objectives.cross_attention_lm import (
     TERMS,
+    CrossAttentionBatch,
     CrossAttentionLM,
     CrossAttentionLMSettings,
-    CrossBatch,
     cross_attention_lm_terms,
-    read_both_ways,
+    encode_alone_and_paired,
 )
-from calque.objectives.masked_lm import IGNORED
+from calque.objectives.masked_lm import NO_LABEL
 from calque.tokens.ragged import BatchShape, Ragged
-from calque.tokens.tokenizer import encode_sentences
+from calque.tokens.tokenizer import SpecialTokens, encode_sentences
 
-Rows = list[tuple[str, str, str]]
+DemoRows = list[tuple[str, str, str]]
 SHAPE = BatchShape(tokens=1024, row=128, sequences=64, budget=900)
 each_shape = pytest.mark.parametrize("shape", [None, SHAPE], ids=["loose", "rows"])
 
@@ -49,7 +48,7 @@ def veco(tiny_encoder: Encoder) -> Veco:
 
 
 @pytest.fixture(scope="module")
-def sides(demo_rows: Rows, tiny_tokenizer: PreTrainedTokenizerFast) -> tuple[Ragged, Ragged]:
+def sides(demo_rows: DemoRows, tiny_tokenizer: PreTrainedTokenizerFast) -> tuple[Ragged, Ragged]:
     pairs = [row[1:] for row in demo_rows if row[0] in ("de", "zh")][:16]
     src, tgt = (
         Ragged.of(encode_sentences(tiny_tokenizer, texts)) for texts in zip(*pairs, strict=True)
@@ -65,30 +64,30 @@ def make_objective(**settings: Any) -> CrossAttentionLM:
 
 def make_batch(
     tokenizer: PreTrainedTokenizerFast, sides: tuple[Ragged, ...], shape: BatchShape | None = None
-) -> CrossBatch:
-    collate = make_objective().make_collate(Marks.of(tokenizer), shape)
+) -> CrossAttentionBatch:
+    collate = make_objective().build_collator(SpecialTokens.of(tokenizer), shape)
     batch = collate(sides, torch.Generator().manual_seed(0))
-    assert isinstance(batch, CrossBatch)
+    assert isinstance(batch, CrossAttentionBatch)
     return batch
 
 
 def run_layers(veco: Veco, ids: Tensor, read: Tensor | None) -> Tensor:
     """Hugging Face's own layers on one sentence, without a mask: all see all."""
-    body = veco.family.body_of(veco.model)
+    body = veco.family.get_body(veco.model)
     hidden = body.embeddings(ids[None])
-    for layer in veco.family.layers_of(veco.model):
+    for layer in veco.family.get_layers(veco.model):
         hidden = layer(hidden, encoder_hidden_states=read)
     found: Tensor = hidden
     return found
 
 
-def compute_by_hand(veco: Veco, batch: CrossBatch) -> tuple[float, dict[str, float]]:
+def compute_by_hand(veco: Veco, batch: CrossAttentionBatch) -> tuple[float, dict[str, float]]:
     """Read every pair by itself, and average cross-entropies in plain Python."""
     bounds = batch.tokens.offsets.tolist()
     labels = {
         int(place): int(label)
         for place, label in zip(batch.masked, batch.labels, strict=True)
-        if label != IGNORED
+        if label != NO_LABEL
     }
     head: Any = veco.model.lm_head
     losses: dict[str, list[float]] = {name: [] for name in TERMS}
@@ -143,10 +142,10 @@ def test_nothing_is_learnt_through_the_pairs_states(
     batch = make_batch(tiny_tokenizer, sides, shape)
 
     def differentiate() -> Tensor:
-        alone, paired = read_both_ways(veco, batch.pairs)
-        features = veco.predict_features(paired[batch.masked])
+        alone, paired = encode_alone_and_paired(veco, batch.pairs)
+        features = veco.lm_features(paired[batch.masked])
         logits = F.linear(features, *veco.output_layer())
-        loss = F.cross_entropy(logits, batch.labels, ignore_index=IGNORED)
+        loss = F.cross_entropy(logits, batch.labels, ignore_index=NO_LABEL)
         (gradient,) = torch.autograd.grad(loss + 0 * alone.sum(), alone)
         return gradient
 
@@ -168,12 +167,12 @@ def test_every_weight_gets_a_gradient(
 def test_the_gradient_is_right() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 5, 7, generator=generator, dtype=torch.double, requires_grad=True)
-    labels = torch.tensor([3, 0, IGNORED, 6, 1])
+    labels = torch.tensor([3, 0, NO_LABEL, 6, 1])
     is_right = torch.tensor([False, True, True, False, True])
 
     def loss(logits: Tensor) -> Tensor:
         losses = F.cross_entropy(
-            logits.flatten(0, 1), labels.repeat(2), ignore_index=IGNORED, reduction="none"
+            logits.flatten(0, 1), labels.repeat(2), ignore_index=NO_LABEL, reduction="none"
         )
         return cross_attention_lm_terms(losses.view(2, -1), labels, is_right)[0]
 
@@ -191,8 +190,8 @@ def test_the_terms_add_up(rows: list[tuple[float, float, bool, bool]]) -> None:
     """Weighted by their numbers of tokens; a side without hidden tokens counts for nothing."""
     losses = torch.tensor([[row[0] for row in rows], [row[1] for row in rows]]).double()
     is_right = torch.tensor([row[2] for row in rows])
-    labels = torch.tensor([7 if row[3] else IGNORED for row in rows])
-    losses[:, labels == IGNORED] = 0.0
+    labels = torch.tensor([7 if row[3] else NO_LABEL for row in rows])
+    losses[:, labels == NO_LABEL] = 0.0
     loss, terms = cross_attention_lm_terms(losses, labels, is_right)
     kept = [row for row in rows if row[3]]
     counts = [sum(row[2] == right for row in kept) for right in (False, True)] * 2
@@ -204,14 +203,14 @@ def test_the_terms_add_up(rows: list[tuple[float, float, bool, bool]]) -> None:
 @each_shape
 def test_batches_hold_the_tokenizers_sentences(
     tiny_tokenizer: PreTrainedTokenizerFast,
-    demo_rows: Rows,
+    demo_rows: DemoRows,
     sides: tuple[Ragged, Ragged],
     shape: BatchShape | None,
 ) -> None:
     pairs = [row[1:] for row in demo_rows if row[0] in ("de", "zh")][:16]
     expected = sorted(tuple(map(tuple, tiny_tokenizer(list(pair))["input_ids"])) for pair in pairs)
     batch = make_batch(tiny_tokenizer, sides, shape)
-    is_real = batch.labels != IGNORED
+    is_real = batch.labels != NO_LABEL
     clean = batch.tokens.ids.clone()
     clean[batch.masked[is_real]] = batch.labels[is_real]
     found = [tuple(clean[a:b].tolist()) for a, b in pairwise(batch.tokens.offsets.tolist())]
@@ -238,18 +237,18 @@ def test_a_step_compiles_as_one_graph_for_all_batches(
         make_objective().forward, fullgraph=True, dynamic=False, backend=counter
     )
     others = tuple(Ragged.of([side.ids[:9]]) for side in sides)
-    veco.fuses = True
+    veco.use_fused_layers = True
     try:
         for batch in (make_batch(tiny_tokenizer, each, SHAPE) for each in (sides, others)):
             expected = make_objective()(veco, batch).loss
             torch.testing.assert_close(compute(veco, batch).loss, expected)
     finally:
-        veco.fuses = False
+        veco.use_fused_layers = False
     assert counter.frame_count == 1
 
 
 def test_an_encoder_without_cross_attention_is_told(tiny_encoder: Encoder) -> None:
-    with pytest.raises(InputError, match=r"no cross-attention.*model\.cross_attention: self"):
+    with pytest.raises(InputError, match="needs an encoder with cross-attention"):
         make_objective().start(tiny_encoder, ["en-de"])
 
 

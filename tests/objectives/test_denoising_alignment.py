@@ -18,22 +18,21 @@ from calque.algorithms.matching import itermax
 from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.objectives import build_objective
-from calque.objectives.base import Marks
 from calque.objectives.denoising_alignment import (
     AlignmentBatch,
     DenoisingAlignment,
     DenoisingAlignmentSettings,
     describe_links,
-    find_edges,
+    find_relative_spans,
     pointer_loss,
 )
-from calque.objectives.masked_lm import IGNORED, TranslationLM, TranslationLMSettings
+from calque.objectives.masked_lm import NO_LABEL, TranslationLM, TranslationLMSettings
 from calque.objectives.self_labels import LEFT, RIGHT, PairBlocks
 from calque.tokens.ragged import BatchShape, Ragged
-from calque.tokens.tokenizer import encode_sentences
+from calque.tokens.tokenizer import SpecialTokens, encode_sentences
 from calque.types import MaskedBatch
 
-Rows = list[tuple[str, str, str]]
+DemoRows = list[tuple[str, str, str]]
 SHAPE = BatchShape.fit(2048, np.full(50, 40), 128)
 both_shapes = pytest.mark.parametrize("shape", [None, SHAPE], ids=["bare", "rows"])
 
@@ -47,7 +46,7 @@ def make_objective(**settings: Any) -> DenoisingAlignment:
     return objective
 
 
-def read_sides(encoder: Encoder, rows: Rows) -> tuple[Ragged, Ragged]:
+def read_sides(encoder: Encoder, rows: DemoRows) -> tuple[Ragged, Ragged]:
     src, tgt = (
         Ragged.of(encode_sentences(encoder.tokenizer, [row[k] for row in rows])) for k in (1, 2)
     )
@@ -57,11 +56,11 @@ def read_sides(encoder: Encoder, rows: Rows) -> tuple[Ragged, Ragged]:
 def make_batch(
     objective: Any,
     encoder: Encoder,
-    rows: Rows,
+    rows: DemoRows,
     shape: BatchShape | None = None,
     seed: int = 0,
 ) -> Any:
-    collate = objective.make_collate(Marks.of(encoder.tokenizer), shape)
+    collate = objective.build_collator(SpecialTokens.of(encoder.tokenizer), shape)
     return collate(read_sides(encoder, rows), torch.Generator().manual_seed(seed))
 
 
@@ -161,9 +160,9 @@ def may_follow(objective: DenoisingAlignment, batch: AlignmentBatch, i: Tensor, 
     """Whether clean token i may point along its link with j."""
     settings = objective.settings
     if settings.queries == "masked":
-        return batch.is_hidden[i]
+        return batch.is_masked[i]
     if settings.queries == "unmasked":
-        return not batch.is_hidden[i] and batch.chance[i] < settings.probability
+        return not batch.is_masked[i] and batch.chance[i] < settings.probability
     return batch.chance[i] > batch.chance[j]
 
 
@@ -206,7 +205,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 @both_shapes
 @pytest.mark.parametrize("name", SWITCHES)
 def test_pointer_loss_is_that_of_every_pair_alone(
-    name: str, shape: BatchShape | None, tiny_encoder: Encoder, demo_rows: Rows
+    name: str, shape: BatchShape | None, tiny_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
     objective = make_objective(**{"label_layer": 3, **SWITCHES[name]})
     batch = make_batch(objective, tiny_encoder, demo_rows[:12] + demo_rows[100:112], shape)
@@ -221,7 +220,7 @@ def test_pointer_loss_is_that_of_every_pair_alone(
 @both_shapes
 @pytest.mark.parametrize("positions", ["reset", "continue"])
 def test_the_other_loss_is_tlm(
-    positions: Any, shape: BatchShape | None, tiny_encoder: Encoder, demo_rows: Rows
+    positions: Any, shape: BatchShape | None, tiny_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
     """The same draws give TLM's own batch: one forward pass serves both losses."""
     ours = make_objective(positions=positions, label_share=0.5)
@@ -234,7 +233,7 @@ def test_the_other_loss_is_tlm(
     torch.testing.assert_close(found, theirs(tiny_encoder, plain).loss)
 
 
-def test_weights_and_reductions(tiny_encoder: Encoder, demo_rows: Rows) -> None:
+def test_weights_and_reductions(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
     def run(**settings: Any) -> tuple[float, float, float, AlignmentBatch]:
         objective = make_objective(**settings)
         batch = make_batch(objective, tiny_encoder, demo_rows[:20])
@@ -249,10 +248,10 @@ def test_weights_and_reductions(tiny_encoder: Encoder, demo_rows: Rows) -> None:
     loss, tlm, pointer, batch = run(tlm_weight=0.5, pointer_weight=3.0)
     assert loss == pytest.approx(0.5 * tlm + 3 * pointer)
     assert batch.links is not None
-    labelled = PairBlocks.of(batch.clean, batch.sides).lay(batch.is_hidden) & (
+    labelled = PairBlocks.of(batch.clean, batch.sides).to_blocks(batch.is_masked) & (
         batch.links.any(dim=1) | batch.links.any(dim=2)
     )
-    n_hidden, n_queries = len(batch.hidden.labels), int(labelled.sum())
+    n_hidden, n_queries = len(batch.masked.labels), int(labelled.sum())
     assert n_queries < n_hidden
     loss, tlm, pointer, _ = run(tlm_weight=2.0, reduction="token")
     expected = (2 * tlm * n_hidden + pointer * n_queries) / (n_hidden + n_queries)
@@ -262,7 +261,9 @@ def test_weights_and_reductions(tiny_encoder: Encoder, demo_rows: Rows) -> None:
 # Self-labelling inside training
 
 
-def test_labels_come_from_the_model_without_dropout(tiny_encoder: Encoder, demo_rows: Rows) -> None:
+def test_labels_come_from_the_model_without_dropout(
+    tiny_encoder: Encoder, demo_rows: DemoRows
+) -> None:
     objective = make_objective()
     encoder = deepcopy(tiny_encoder)
     batch = make_batch(objective, encoder, demo_rows[:20])
@@ -283,7 +284,7 @@ def test_labels_come_from_the_model_without_dropout(tiny_encoder: Encoder, demo_
 
 @pytest.mark.parametrize("half", [False, True])
 def test_every_weight_that_takes_part_gets_a_gradient(
-    half: bool, tiny_encoder: Encoder, demo_rows: Rows
+    half: bool, tiny_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
     """Under autocast too, where weights cast without gradients might be taken again."""
     objective, encoder = make_objective(), deepcopy(tiny_encoder).train()
@@ -296,7 +297,7 @@ def test_every_weight_that_takes_part_gets_a_gradient(
     assert without == []
 
 
-def test_without_labels_there_is_tlm_alone(tiny_encoder: Encoder, demo_rows: Rows) -> None:
+def test_without_labels_there_is_tlm_alone(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
     objective, encoder = make_objective(), deepcopy(tiny_encoder)
     batch = objective.prepare(encoder, make_batch(objective, encoder, demo_rows[:20]))
     assert batch.links is not None
@@ -308,7 +309,7 @@ def test_without_labels_there_is_tlm_alone(tiny_encoder: Encoder, demo_rows: Row
 
 
 def test_the_usual_layer_is_ten_twelfths_of_the_way_up(
-    tiny_encoder: Encoder, demo_rows: Rows
+    tiny_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
     links = []
     for layer in (None, 3, -2, 1):  # 10/12 of 4 layers is 3.3; −2 is the last but one
@@ -321,18 +322,23 @@ def test_the_usual_layer_is_ten_twelfths_of_the_way_up(
 
 
 @pytest.mark.parametrize("key", ["label_layer", "pointer_layer"])
-def test_an_impossible_layer_is_an_error(key: str, tiny_encoder: Encoder, demo_rows: Rows) -> None:
+def test_an_impossible_layer_is_an_error(
+    key: str, tiny_encoder: Encoder, demo_rows: DemoRows
+) -> None:
     objective = make_objective(**{key: 7})
     batch = make_batch(objective, tiny_encoder, demo_rows[:20])
     problem = r"layer 7 does not exist \(choose 0 to 4\)"
     with pytest.raises(InputError, match=problem):
         objective(tiny_encoder, batch)
-    examples, marks = iter([read_sides(tiny_encoder, demo_rows)]), Marks.of(tiny_encoder.tokenizer)
+    examples, special_tokens = (
+        iter([read_sides(tiny_encoder, demo_rows)]),
+        SpecialTokens.of(tiny_encoder.tokenizer),
+    )
     with pytest.raises(InputError, match=problem):
-        objective.find_fault(tiny_encoder, marks, examples)
+        objective.find_problem(tiny_encoder, special_tokens, examples)
 
 
-def test_a_pointer_learns_the_labels(tiny_encoder: Encoder, demo_rows: Rows) -> None:
+def test_a_pointer_learns_the_labels(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
     objective = make_objective(pointer_weight=1.0, tlm_weight=0.0, queries="all")
     batch = make_batch(objective, tiny_encoder, demo_rows[:40])
     batch = objective.prepare(tiny_encoder, batch)
@@ -352,7 +358,7 @@ def test_a_pointer_learns_the_labels(tiny_encoder: Encoder, demo_rows: Rows) -> 
 
 @both_shapes
 def test_sides_are_the_two_sentences(
-    shape: BatchShape | None, tiny_encoder: Encoder, demo_rows: Rows
+    shape: BatchShape | None, tiny_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
     batch = make_batch(make_objective(), tiny_encoder, demo_rows[:20], shape)
     src, tgt = read_sides(tiny_encoder, demo_rows[:20])
@@ -370,40 +376,40 @@ def test_sides_are_the_two_sentences(
         pair = frozenset(tuple(ids[sides == side].tolist()) for side in (LEFT, RIGHT))
         found |= {pair} - {frozenset([()])}
         if pair != frozenset([()]):
-            ends = batch.edges[start:stop][sides == LEFT]
+            ends = batch.spans[start:stop][sides == LEFT]
             assert ends[0, 0] == 0.0 and ends[-1, 1] == 1.0
     assert found == expected
-    real = batch.hidden.labels != IGNORED
-    hidden = batch.hidden.masked[real]
-    assert torch.equal(batch.is_hidden.nonzero().flatten(), hidden)
-    assert torch.equal(batch.clean.ids[hidden], batch.hidden.labels[real])
+    real = batch.masked.labels != NO_LABEL
+    hidden = batch.masked.masked[real]
+    assert torch.equal(batch.is_masked.nonzero().flatten(), hidden)
+    assert torch.equal(batch.clean.ids[hidden], batch.masked.labels[real])
 
 
 def test_edges_by_hand() -> None:
     sides = np.array([0, LEFT, LEFT, 0, 0, RIGHT, 0, 0, LEFT, 0, RIGHT, RIGHT, RIGHT, RIGHT, 0])
-    edges = find_edges(sides.astype(np.int8))
+    spans = find_relative_spans(sides.astype(np.int8))
     expected = [[0, 0.5], [0.5, 1], [0, 1], [0, 1], [0, 0.25], [0.25, 0.5], [0.5, 0.75], [0.75, 1]]
-    assert edges[sides > 0].tolist() == expected
-    assert (edges[sides == 0] == 0).all()
+    assert spans[sides > 0].tolist() == expected
+    assert (spans[sides == 0] == 0).all()
 
 
-def test_figures_by_hand(tiny_encoder: Encoder, demo_rows: Rows) -> None:
+def test_figures_by_hand(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
     """Two words against four: the diagonal runs through cells 0-0, 0-1, 1-2 and 1-3."""
     batch = make_batch(make_objective(), tiny_encoder, demo_rows[:1])
     sides = torch.tensor([0, LEFT, LEFT, 0, 0, RIGHT, RIGHT, RIGHT, RIGHT, 0], dtype=torch.int8)
-    edges = torch.from_numpy(find_edges(sides.numpy()))
+    spans = torch.from_numpy(find_relative_spans(sides.numpy()))
     links = torch.zeros(1, 10, 10, dtype=torch.bool)
     for i, j in ((0, 0), (0, 1), (1, 1)):
         links[0, 1 + i, 5 + j] = True
     blocks = PairBlocks(torch.zeros(1, 10), sides[None], None)
-    figures = describe_links(replace(batch, sides=sides, edges=edges, links=links), blocks)
+    figures = describe_links(replace(batch, sides=sides, spans=spans, links=links), blocks)
     assert figures["labelled"].item() == pytest.approx(4 / 6)
     assert figures["diagonal"].item() == pytest.approx(2 / 3)
 
 
 @both_shapes
 def test_a_share_of_the_pairs_is_labelled(
-    shape: BatchShape | None, tiny_encoder: Encoder, demo_rows: Rows
+    shape: BatchShape | None, tiny_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
     objective = make_objective(label_share=0.25)
     sizes, starts = set(), set()
@@ -422,23 +428,23 @@ def test_a_share_of_the_pairs_is_labelled(
     assert shape is None or len(sizes) == 1
 
 
-def test_a_batch_goes_to_a_device_whole(tiny_encoder: Encoder, demo_rows: Rows) -> None:
+def test_a_batch_goes_to_a_device_whole(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
     for share in (0.5, 1.0):
         batch = make_batch(make_objective(label_share=share), tiny_encoder, demo_rows[:9])
         there = batch.to("meta")
-        arrays = [there.tokens.ids, there.hidden.labels, there.clean.ids, there.clean.offsets]
-        arrays += [there.sides, there.edges, there.is_hidden, there.chance]
+        arrays = [there.tokens.ids, there.masked.labels, there.clean.ids, there.clean.offsets]
+        arrays += [there.sides, there.spans, there.is_masked, there.chance]
         arrays += [] if there.flat is None else [there.flat]
         assert {array.device.type for array in arrays} == {"meta"}
         assert there.tokens.n_real == batch.tokens.n_real
 
 
-def test_batches_repeat_with_their_generator(tiny_encoder: Encoder, demo_rows: Rows) -> None:
+def test_batches_repeat_with_their_generator(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
     objective = make_objective(label_share=0.5)
     one, again, other = (
         make_batch(objective, tiny_encoder, demo_rows[:30], seed=seed) for seed in (1, 1, 2)
     )
-    for name in ("flat", "sides", "chance", "is_hidden"):
+    for name in ("flat", "sides", "chance", "is_masked"):
         assert torch.equal(getattr(one, name), getattr(again, name))
         assert not torch.equal(getattr(one, name), getattr(other, name))
 
@@ -449,14 +455,13 @@ def test_batches_repeat_with_their_generator(tiny_encoder: Encoder, demo_rows: R
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_compiled_step_is_two_graphs_with_the_same_loss(
-    share: float, tiny_encoder: Encoder, demo_rows: Rows
+    share: float, compilable_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
     """One graph labels and one learns, with no recompilation; dropout only in the latter."""
-    objective, encoder = make_objective(label_share=share), deepcopy(tiny_encoder).train()
+    objective, encoder = make_objective(label_share=share), compilable_encoder.train()
     for module in encoder.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    encoder.fuses = True
     batches = [
         make_batch(objective, encoder, demo_rows[20 * k : 20 * k + 20], SHAPE, k) for k in range(3)
     ]

@@ -20,17 +20,16 @@ from torch.nn import functional as F
 from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
-from calque.objectives.base import Marks
 from calque.objectives.distillation import (
-    NEVER,
+    PADDING_LOGIT,
     Distillation,
     DistillationSettings,
     Teacher,
     distillation_loss,
 )
-from calque.objectives.masked_lm import IGNORED, MaskedLM, MaskedLMSettings
+from calque.objectives.masked_lm import NO_LABEL, MaskedLM, MaskedLMSettings
 from calque.tokens.ragged import BatchShape, Ragged
-from calque.tokens.tokenizer import encode_sentences
+from calque.tokens.tokenizer import SpecialTokens, encode_sentences
 from calque.types import LossTerms
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def test_without_rows_the_loss_is_nothing_and_never_nan() -> None:
 def test_classes_that_fill_a_vocabulary_change_nothing(dtype: torch.dtype) -> None:
     student, teacher = draw(5, 2, 3, 7).to(dtype)
     student.requires_grad_()
-    wide = [F.pad(x, (0, 57), value=NEVER) for x in (student, teacher)]
+    wide = [F.pad(x, (0, 57), value=PADDING_LOGIT) for x in (student, teacher)]
     losses = [
         distillation_loss(s, t, torch.ones(3), 2.0) for s, t in ((student, teacher), tuple(wide))
     ]
@@ -207,7 +206,7 @@ def collate(
     sides: tuple[Ragged, ...] = (text,)
     if objective.needs_languages:
         sides += (Ragged.of([[number] for number, _ in sentences]),)
-    build = objective.make_collate(Marks.of(encoder.tokenizer), shape)
+    build = objective.build_collator(SpecialTokens.of(encoder.tokenizer), shape)
     return build(sides, torch.Generator().manual_seed(seed))
 
 
@@ -230,8 +229,8 @@ def test_the_student_reads_what_masked_lm_reads(
     objective = begin(tiny_encoder, teachers["byte-level"], target=target)
     batch = collate(objective, tiny_encoder, sentences, shape)
     plain = collate(MaskedLM(MaskedLMSettings()), tiny_encoder, sentences, shape)
-    assert batch.hidden.masked.equal(plain.masked)
-    assert batch.hidden.labels.equal(plain.labels)
+    assert batch.masked.masked.equal(plain.masked)
+    assert batch.masked.labels.equal(plain.labels)
     for name in ("ids", "positions", "offsets"):
         assert getattr(batch.tokens, name).equal(getattr(plain.tokens, name))
     assert (batch.tokens.n_real, batch.tokens.row) == (plain.tokens.n_real, plain.tokens.row)
@@ -249,13 +248,13 @@ def test_a_teacher_of_the_same_vocabulary_sees_what_the_student_sees(
     english = encode_sentences(
         tiny_encoder.tokenizer, [text for number, text in sentences if number == 1]
     )
-    seen = split(batch.reading)
+    seen = split(batch.teacher_text)
     mine = split(batch.tokens)
     assert [len(ids) for ids in seen] == [len(ids) + 2 for ids in english]
     assert all(ids in mine for ids in seen)
     n_taught = int(batch.weights.sum())
-    places, heard = batch.places[:n_taught], batch.heard[:n_taught]
-    assert batch.tokens.ids[places].equal(batch.reading.ids[heard])
+    places, heard = batch.student_tokens[:n_taught], batch.teacher_tokens[:n_taught]
+    assert batch.tokens.ids[places].equal(batch.teacher_text.ids[heard])
     # Every hidden token of an English sentence is taught, whatever stands there now.
     changed = {
         tuple(ids): list(clean) for ids, clean in zip(map(tuple, seen), english, strict=True)
@@ -265,7 +264,7 @@ def test_a_teacher_of_the_same_vocabulary_sees_what_the_student_sees(
         for ids, clean in changed.items()
         for now, was in zip(ids[1:-1], clean, strict=True)
     )
-    hidden = batch.hidden.masked[batch.hidden.labels != IGNORED].tolist()
+    hidden = batch.masked.masked[batch.masked.labels != NO_LABEL].tolist()
     assert set(places.tolist()) < set(hidden)
     assert n_taught >= n_changed > 0
     assert batch.share.item() == pytest.approx(n_taught / len(hidden))
@@ -307,7 +306,7 @@ def test_what_is_hidden_from_the_student_is_hidden_from_the_teacher(
     n_taught = n_hidden = n_seen = 0
     for seed in range(12):
         batch = collate(objective, tiny_encoder, [(1, sentence)], seed=seed)
-        seen, read = split(batch.tokens)[0][1:-1], split(batch.reading)[0]
+        seen, read = split(batch.tokens)[0][1:-1], split(batch.teacher_text)[0]
         assert (read[0], read[-1]) == (theirs.cls_token_id, theirs.sep_token_id)
         changed = [span for span, now, was in zip(mine, seen, clean, strict=True) if now != was]
         for (start, end), now, was in zip(yours, read[1:-1], encoding.ids, strict=True):
@@ -319,8 +318,10 @@ def test_what_is_hidden_from_the_student_is_hidden_from_the_teacher(
             else:
                 assert now == was
                 n_seen += 1
-        for place, heard in zip(batch.places.tolist(), batch.heard.tolist(), strict=True):
-            assert place in batch.hidden.masked
+        for place, heard in zip(
+            batch.student_tokens.tolist(), batch.teacher_tokens.tolist(), strict=True
+        ):
+            assert place in batch.masked.masked
             assert mine[place - 1] == yours[heard - 1]
             label, answer = clean[place - 1], encoding.ids[heard - 1]
             spelled = tiny_encoder.tokenizer.convert_ids_to_tokens(label)
@@ -337,26 +338,26 @@ def test_a_random_piece_is_translated(tiny_encoder: Encoder, teachers: Folders) 
     src, tgt = (ids.tolist() for ids in objective.reader.shared)
     partners = dict(zip(src, tgt, strict=True))
     text = encode_sentences(tiny_encoder.tokenizer, ["Tom was there"])[0]
-    marks = objective.reader.marks
+    special_tokens = objective.reader.special_tokens
     shared = src[100]
     alone = next(n for n in range(50, 1400) if n not in partners)
     place = tiny_encoder.tokenizer.convert_ids_to_tokens(text.tolist()).index("▁the")
-    for token, expected in ((shared, partners[shared]), (alone, marks.mask)):
+    for token, expected in ((shared, partners[shared]), (alone, special_tokens.mask_id)):
         seen = text.copy()
         seen[place] = token
         hidden = np.arange(len(text)) == place
-        lesson = objective.reader.read(Ragged.of([text]), np.array([1]), seen, hidden)
-        assert lesson.src.tolist() == [place]
-        assert lesson.text.ids[lesson.tgt[0]] == expected
-        assert (lesson.text.ids == expected).sum() == 1
+        taught = objective.reader.read(Ragged.of([text]), np.array([1]), seen, hidden)
+        assert taught.student_tokens.tolist() == [place]
+        assert taught.text.ids[taught.teacher_tokens[0]] == expected
+        assert (taught.text.ids == expected).sum() == 1
     # Where more than one piece stands on either side, a mask stands in for each: here for `Ġwas`.
     seen = text.copy()
     seen[place - 1] = shared
     hidden = np.arange(len(text)) == place - 1
-    lesson = objective.reader.read(Ragged.of([text]), np.array([1]), seen, hidden)
-    assert not len(lesson.src)
+    taught = objective.reader.read(Ragged.of([text]), np.array([1]), seen, hidden)
+    assert not len(taught.student_tokens)
     tokenizer = objective.teacher.encoder.tokenizer
-    assert tokenizer.convert_ids_to_tokens(lesson.text.ids.tolist())[-3:] == [
+    assert tokenizer.convert_ids_to_tokens(taught.text.ids.tolist())[-3:] == [
         "<mask>",
         "Ġthe",
         "re",
@@ -378,7 +379,7 @@ def test_states_are_taught_by_the_first_pieces_of_all_that_both_cut_out(
     theirs = objective.teacher.encoder.tokenizer
     clean = encode_sentences(tiny_encoder.tokenizer, [sentence])[0].tolist()
     other = encode_sentences(theirs, [sentence])[0].tolist()
-    assert split(batch.reading) == [[0, *other, 2]]  # nothing is hidden from it
+    assert split(batch.teacher_text) == [[0, *other, 2]]  # nothing is hidden from it
     mine, yours = spans(tiny_encoder.tokenizer, clean, sentence), spans(theirs, other, sentence)
     starts = sorted({a for a, _ in mine} & {a for a, _ in yours})
     first = batch.tokens.offsets[1].item() + 1
@@ -386,7 +387,9 @@ def test_states_are_taught_by_the_first_pieces_of_all_that_both_cut_out(
         ([a for a, _ in mine].index(start) + first, [a for a, _ in yours].index(start) + 1)
         for start in starts
     ]
-    assert [*zip(batch.places.tolist(), batch.heard.tolist(), strict=True)] == expected
+    assert [
+        *zip(batch.student_tokens.tolist(), batch.teacher_tokens.tolist(), strict=True)
+    ] == expected
     n_german = len(encode_sentences(tiny_encoder.tokenizer, ["Das ist gut."])[0])
     assert batch.share.item() == pytest.approx(len(clean) / (len(clean) + n_german))
 
@@ -401,13 +404,15 @@ def test_what_is_taught_has_few_sizes(
     for name, text in (("some", sentences), ("none", german), ("all", [(1, t) for _, t in german])):
         batch = collate(objective, tiny_encoder, text, ROOMY)
         free = collate(objective, tiny_encoder, text)
-        assert len(batch.places) == len(batch.heard) == len(batch.weights)
+        assert len(batch.student_tokens) == len(batch.teacher_tokens) == len(batch.weights)
         n_taught = int(batch.weights.sum())
-        assert batch.weights.tolist() == [1] * n_taught + [0] * (len(batch.places) - n_taught)
+        assert batch.weights.tolist() == [1] * n_taught + [0] * (
+            len(batch.student_tokens) - n_taught
+        )
         assert (n_taught == 0) == (name == "none")
-        assert len(free.places) == free.weights.sum()
-        sizes[name] = len(batch.places)
-    most = len(batch.hidden.masked) if target == "tokens" else 1024
+        assert len(free.student_tokens) == free.weights.sum()
+        sizes[name] = len(batch.student_tokens)
+    most = len(batch.masked.masked) if target == "tokens" else 1024
     step = -(-most // 4)
     assert sizes["none"] == step
     assert all(size % step == 0 for size in sizes.values())
@@ -419,22 +424,22 @@ def test_sentences_too_long_for_the_teacher_are_counted(
     short, long = "Tom was there.", "They said nothing about the other houses. " * 3
     objective = begin(tiny_encoder, teachers["sentencepiece"], probability=0.9)
     tokenizer = objective.teacher.encoder.tokenizer
-    objective.reader._longest = len(encode_sentences(tokenizer, [short])[0]) + 2
+    objective.reader._max_tokens = len(encode_sentences(tokenizer, [short])[0]) + 2
     batch = collate(objective, tiny_encoder, [(1, long), (1, short), (0, long)])
     assert batch.unread.item() == 0.5
-    assert len(split(batch.reading)) == 1
+    assert len(split(batch.teacher_text)) == 1
     first, last = batch.tokens.offsets[1:3].tolist()
-    assert len(batch.places)
-    assert ((batch.places > first) & (batch.places < last)).all()
-    marks = Marks.of(tiny_encoder.tokenizer)
+    assert len(batch.student_tokens)
+    assert ((batch.student_tokens > first) & (batch.student_tokens < last)).all()
+    special_tokens = SpecialTokens.of(tiny_encoder.tokenizer)
     sides = (
         Ragged.of(encode_sentences(tiny_encoder.tokenizer, [long, short])),
         Ragged.of([[1], [1]]),
     )
-    longest = objective.reader._longest
-    told = objective.find_fault(tiny_encoder, marks, iter([sides]))
+    longest = objective.reader._max_tokens
+    told = objective.find_problem(tiny_encoder, special_tokens, iter([sides]))
     assert told is not None
-    assert told.startswith("50% of the teacher's sentences exceed its ")
+    assert told.startswith("50% of the teacher's sentences are longer than its ")
     assert longest < 130
 
 
@@ -443,7 +448,7 @@ def test_batches_travel_to_other_processes(
 ) -> None:
     """Workers hold the collator as it is once the objective has started, and no model."""
     objective = make_objective(teachers["byte-level"])
-    build = objective.make_collate(Marks.of(tiny_encoder.tokenizer), None)
+    build = objective.build_collator(SpecialTokens.of(tiny_encoder.tokenizer), None)
     objective.start(tiny_encoder, LANGUAGES)  # a run makes its streams first
     carried = pickle.dumps(build)
     assert len(carried) < 1_000_000
@@ -452,10 +457,10 @@ def test_batches_travel_to_other_processes(
     one, other = (
         make(sides, torch.Generator().manual_seed(0)) for make in (build, pickle.loads(carried))
     )
-    assert one.reading.ids.equal(other.reading.ids)
-    assert one.places.equal(other.places)
+    assert one.teacher_text.ids.equal(other.teacher_text.ids)
+    assert one.student_tokens.equal(other.student_tokens)
     moved = one.to("cpu")
-    assert moved.hidden.labels.equal(one.hidden.labels)
+    assert moved.masked.labels.equal(one.masked.labels)
     assert moved.tokens.n_real == one.tokens.n_real
 
 
@@ -495,17 +500,17 @@ def test_the_loss_is_that_of_plain_models(
     batch = collate(objective, encoder, sentences)
     terms = compute(objective, encoder, batch)
     student, _ = say(encoder, batch.tokens)
-    teacher, _ = say(objective.teacher.encoder, batch.reading)
+    teacher, _ = say(objective.teacher.encoder, batch.teacher_text)
     mine = theirs = torch.arange(student.shape[1])
     if kind != "same":
         assert objective.reader.shared is not None
         mine, theirs = map(torch.from_numpy, objective.reader.shared)
         assert 100 < len(mine) < 700
-    log_q = (student[batch.places][:, mine] / 3).log_softmax(-1)
-    p = (teacher[batch.heard][:, theirs] / 3).softmax(-1)
+    log_q = (student[batch.student_tokens][:, mine] / 3).log_softmax(-1)
+    p = (teacher[batch.teacher_tokens][:, theirs] / 3).softmax(-1)
     kl = 9 * F.kl_div(log_q, p, reduction="batchmean")
-    mlm = F.cross_entropy(student[batch.hidden.masked], batch.hidden.labels)
-    share = len(batch.places) / len(batch.hidden.masked)
+    mlm = F.cross_entropy(student[batch.masked.masked], batch.masked.labels)
+    share = len(batch.student_tokens) / len(batch.masked.masked)
     assert share > 0.1
     assert kl > 0.01
     torch.testing.assert_close(terms.figures["teacher"], kl, rtol=1e-4, atol=1e-5)
@@ -525,14 +530,14 @@ def test_states_are_those_of_plain_models(
     batch = collate(objective, encoder, sentences)
     terms = compute(objective, encoder, batch)
     _, student = say(encoder, batch.tokens)
-    _, teacher = say(objective.teacher.encoder, batch.reading)
-    mine = student[batch.places]
+    _, teacher = say(objective.teacher.encoder, batch.teacher_text)
+    mine = student[batch.student_tokens]
     if kind == "byte-level":  # 48 dimensions, not 64
         assert objective.projection is not None
         mine = objective.projection(mine)
     else:
         assert objective.projection is None
-    expected = F.mse_loss(mine, teacher[batch.heard])
+    expected = F.mse_loss(mine, teacher[batch.teacher_tokens])
     torch.testing.assert_close(terms.figures["teacher"], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -555,9 +560,9 @@ def test_rows_beyond_the_vocabulary_do_not_count(
     objective = begin(encoders[0], tmp_path, temperature=1.0)
     batch = collate(objective, encoders[0], sentences)
     found = compute(objective, encoders[0], batch).figures["teacher"]
-    student, teacher = say(encoders[0], batch.tokens)[0], say(encoders[1], batch.reading)[0]
-    log_q = student[batch.places, :n_pieces].log_softmax(-1)
-    p = teacher[batch.heard, :n_pieces].softmax(-1)
+    student, teacher = say(encoders[0], batch.tokens)[0], say(encoders[1], batch.teacher_text)[0]
+    log_q = student[batch.student_tokens, :n_pieces].log_softmax(-1)
+    p = teacher[batch.teacher_tokens, :n_pieces].softmax(-1)
     expected = F.kl_div(log_q, p, reduction="batchmean")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -617,7 +622,7 @@ def test_without_the_teachers_language_it_is_masked_lm(
 ) -> None:
     objective = begin(encoder, teachers["byte-level"], target=target)
     batch = collate(objective, encoder, [(0, text) for _, text in sentences], shape)
-    assert len(batch.reading.ids) == 0
+    assert len(batch.teacher_text.ids) == 0
     terms = compute(objective, encoder, batch)
     plain = MaskedLM(MaskedLMSettings())
     expected = plain(encoder, collate(plain, encoder, sentences, shape)).loss
@@ -671,12 +676,12 @@ def test_half_precision_is_nearly_as_good(
 def test_one_graph_serves_batches_with_as_much_to_teach(
     kind: str,
     target: str,
-    encoder: Encoder,
+    compilable_encoder: Encoder,
     teachers: Folders,
     sentences: list[tuple[int, str]],
 ) -> None:
     torch._dynamo.reset()
-    encoder.fuses = True  # as a compiled run does; Hugging Face's own layers may not be traceable
+    encoder = compilable_encoder
     objective = begin(encoder, teachers[kind], target=target)
     objective.compile(dynamic=False, fullgraph=True, backend="aot_eager")
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -692,7 +697,9 @@ def test_one_graph_serves_batches_with_as_much_to_teach(
 
 def test_a_language_without_text_is_refused(tiny_encoder: Encoder, teachers: Folders) -> None:
     objective = make_objective(teachers["same"], languages=["sw", "en"])
-    with pytest.raises(InputError, match=r"no text in the teacher's language sw \(there is de, en"):
+    with pytest.raises(
+        InputError, match=r"no text in the teacher's language sw \(the text is in de, en"
+    ):
         objective.start(tiny_encoder, LANGUAGES)
 
 
@@ -703,13 +710,13 @@ def test_a_teacher_without_a_head_teaches_states_alone(
 
     AutoModel.from_pretrained(teachers["wordpiece"]).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(teachers["wordpiece"]).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"no language-modelling head.*\(set target: states"):
+    with pytest.raises(InputError, match=r"no language-modeling head.*\(set target: states"):
         begin(tiny_encoder, tmp_path)
     begin(tiny_encoder, tmp_path, target="states")
 
 
 def test_a_teacher_that_is_not_there_is_refused(tiny_encoder: Encoder, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no config\.json here"):
+    with pytest.raises(InputError, match=r"no config\.json"):
         begin(tiny_encoder, tmp_path)
 
 
@@ -723,25 +730,27 @@ def test_a_teacher_of_other_letters_is_refused_or_warned_of(
         config = copy.deepcopy(Encoder.load(teachers[kind]).model.config)
         config.vocab_size = len(tokenizer)
         Encoder(build_model(config), tokenizer).save(tmp_path / kind)
-    with pytest.raises(InputError, match=r"has no piece of this model's \(set target: states\)"):
+    with pytest.raises(InputError, match=r"have no piece in common \(set target: states\)"):
         begin(student, tmp_path / "wordpiece")
     objective = begin(student, tmp_path / "sentencepiece")
     assert objective.reader.shared is not None
     assert len(objective.reader.shared[0]) == 1  # the space
     text = encode_sentences(student.tokenizer, ["Tom was there.", "Nobody said that."])
     sides = (Ragged.of(text), Ragged.of([[1], [1]]))
-    told = objective.find_fault(student, Marks.of(student.tokenizer), iter([sides] * 3))
+    told = objective.find_problem(student, SpecialTokens.of(student.tokenizer), iter([sides] * 3))
     n_tokens = 3 * sum(map(len, text))
     assert told is not None
-    assert told.startswith(f"0% of {n_tokens} tokens are pieces of the teacher's, too")
+    assert told.startswith(f"only 0% of {n_tokens} tokens are pieces of the teacher too")
     # Sentences too long for the teacher are told beside it, as a share of all sentences.
     longer = (Ragged.of([[*text[0]] * 40]), Ragged.of([[1]]))
-    told = objective.find_fault(student, Marks.of(student.tokenizer), iter([sides, longer]))
+    told = objective.find_problem(
+        student, SpecialTokens.of(student.tokenizer), iter([sides, longer])
+    )
     assert told is not None
-    assert told.startswith("33% of the teacher's sentences exceed its ")
+    assert told.startswith("33% of the teacher's sentences are longer than its ")
     assert "; 0% of " in told
     states = begin(student, tmp_path / "sentencepiece", target="states")
-    assert states.find_fault(student, Marks.of(student.tokenizer), iter([sides])) is None
+    assert states.find_problem(student, SpecialTokens.of(student.tokenizer), iter([sides])) is None
 
 
 def test_a_teacher_that_fits_is_no_fault(
@@ -749,10 +758,10 @@ def test_a_teacher_that_fits_is_no_fault(
 ) -> None:
     text = Ragged.of(encode_sentences(tiny_encoder.tokenizer, [text for _, text in sentences]))
     sides = (text, Ragged.of([[number] for number, _ in sentences]))
-    marks = Marks.of(tiny_encoder.tokenizer)
+    special_tokens = SpecialTokens.of(tiny_encoder.tokenizer)
     for kind in KINDS:
         objective = begin(tiny_encoder, teachers[kind])
-        assert objective.find_fault(tiny_encoder, marks, iter([sides])) is None
+        assert objective.find_problem(tiny_encoder, special_tokens, iter([sides])) is None
 
 
 def test_mistakes_in_settings_are_refused() -> None:

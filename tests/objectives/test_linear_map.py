@@ -18,7 +18,6 @@ from calque.algorithms.procrustes import orthogonalize_step, solve_procrustes
 from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.models.language_maps import load_maps
-from calque.objectives.base import Marks
 from calque.objectives.linear_map import (
     LinearMap,
     LinearMapSettings,
@@ -29,6 +28,7 @@ from calque.objectives.linear_map import (
 )
 from calque.objectives.linked_words import WordPairBatch
 from calque.tokens.ragged import Ragged
+from calque.tokens.tokenizer import SpecialTokens
 
 # Words of a source, words of a target, links with weights of 255; all of different subwords.
 Pair = tuple[list[list[int]], list[list[int]], list[tuple[int, int, int]]]
@@ -44,7 +44,7 @@ def collate(encoder: Encoder, languages: list[int], pairs: list[Pair] = PAIRS) -
     words = [Ragged.of([[len(word) for word in pair[side]] for pair in pairs]) for side in (0, 1)]
     links = Ragged.of([[i << 20 | j << 8 | level for i, j, level in pair[2]] for pair in pairs])
     arrays = (*sides, *words, links, Ragged.of([[number] for number in languages]))
-    build = LinearMap(LinearMapSettings()).make_collate(Marks.of(encoder.tokenizer), None)
+    build = LinearMap(LinearMapSettings()).build_collator(SpecialTokens.of(encoder.tokenizer), None)
     batch = build(arrays, torch.Generator())
     assert isinstance(batch, WordPairBatch)
     return batch
@@ -195,10 +195,14 @@ def test_means_of_subwords_may_stand_for_words(frozen: Encoder) -> None:
 @pytest.mark.parametrize(
     ("languages", "changes", "message"),
     [
-        (["en-de"], {"solver": "procrustes"}, "solver=procrustes takes one pass, not steps"),
-        (["de-fr"], {}, "de-fr is no pair of 'en' and another language"),
-        (["en-en"], {}, "en-en is no pair of 'en'"),
-        (["en-de"], {"pivot": "fr"}, "en-de is no pair of 'fr'"),
+        (
+            ["en-de"],
+            {"solver": "procrustes"},
+            "solver=procrustes cannot be combined with gradient steps",
+        ),
+        (["de-fr"], {}, "de-fr is not a pair of 'en' and another language"),
+        (["en-en"], {}, "en-en is not a pair of 'en'"),
+        (["en-de"], {"pivot": "fr"}, "en-de is not a pair of 'fr'"),
         (["en-de"], {"layers": [0, 9]}, "layer 9 does not exist"),
     ],
 )
@@ -211,7 +215,7 @@ def test_mistakes_are_named(
 
 def test_an_encoder_in_training_is_refused(frozen: Encoder) -> None:
     next(frozen.parameters()).requires_grad_(True)
-    with pytest.raises(InputError, match=r"stays as it is \(freeze it: .*encoder"):
+    with pytest.raises(InputError, match=r"needs a frozen encoder \(freeze it: .*encoder"):
         start(frozen)
 
 
@@ -301,7 +305,7 @@ def test_the_best_of_every_language_and_layer_is_kept(frozen: Encoder, tmp_path:
     assert objective.best_losses[1, 1] < 1e-8  # of that time alone
     distances = sum_distances(linked, 3)[:2] / linked.total_weights(3)[:2, None]
     torch.testing.assert_close(objective.unmapped_losses[:2], distances)
-    objective.save_beside(frozen, tmp_path)
+    objective.save_files(frozen, tmp_path)
     found = load_maps(tmp_path, 64, 4)
     assert (found.languages, found.layers, found.pivot) == (("de", "fr", "ja"), (1, 3), "en")
     assert torch.equal(found.maps[:2], best[:2])

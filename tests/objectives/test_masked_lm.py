@@ -15,36 +15,37 @@ from transformers import PreTrainedTokenizerFast
 from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.objectives import build_objective
-from calque.objectives.base import Marks
 from calque.objectives.denoising_alignment import DenoisingAlignment, DenoisingAlignmentSettings
 from calque.objectives.linked_words import LinkedWords, LinkedWordsSettings
 from calque.objectives.masked_lm import (
-    IGNORED,
+    NO_LABEL,
     MaskedLM,
     MaskedLMSettings,
     TranslationLM,
     TranslationLMSettings,
     masked_lm_loss,
-    swap_sides,
 )
+from calque.tokens.layout import swap_sides
 from calque.tokens.ragged import BatchShape, Ragged, pack
-from calque.tokens.tokenizer import encode_sentences
+from calque.tokens.tokenizer import SpecialTokens, encode_sentences
 from calque.types import MaskedBatch
 from calque.word_alignment.neural import AlignSettings
 
-Rows = list[tuple[str, str, str]]
+DemoRows = list[tuple[str, str, str]]
 
 
 @pytest.fixture(scope="module")
-def bert_tokenizer(demo_rows: Rows) -> PreTrainedTokenizerFast:
+def bert_tokenizer(demo_rows: DemoRows) -> PreTrainedTokenizerFast:
     """A WordPiece tokenizer with BERT's template, `[CLS] a [SEP] b [SEP]`."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=800, special_tokens=marks, show_progress=False)
+    special_tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=800, special_tokens=special_tokens, show_progress=False
+    )
     tokenizer.train_from_iterator([text for row in demo_rows for text in row[1:]], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
@@ -87,7 +88,7 @@ def make_batch(
     shape: BatchShape | None = None,
     seed: int = 0,
 ) -> MaskedBatch:
-    collate = objective.make_collate(Marks.of(tokenizer), shape)
+    collate = objective.build_collator(SpecialTokens.of(tokenizer), shape)
     batch = collate(sides, torch.Generator().manual_seed(seed))
     assert isinstance(batch, MaskedBatch)
     return batch
@@ -95,7 +96,7 @@ def make_batch(
 
 def unmask(batch: MaskedBatch) -> Tensor:
     """Put the hidden tokens back."""
-    ids, real = batch.tokens.ids.clone(), batch.labels != IGNORED
+    ids, real = batch.tokens.ids.clone(), batch.labels != NO_LABEL
     ids[batch.masked[real]] = batch.labels[real]
     return ids
 
@@ -113,7 +114,7 @@ def pad_rows(rows: list[list[int]], fill: int) -> Tensor:
 
 def loss_by_transformers(encoder: Encoder, batch: MaskedBatch) -> Tensor:
     """Hugging Face's own forward on padded rows, cross-entropy over all logits."""
-    labels = torch.full_like(batch.tokens.ids, IGNORED)
+    labels = torch.full_like(batch.tokens.ids, NO_LABEL)
     labels[batch.masked] = batch.labels
     pad = int(encoder.model.config.pad_token_id)
     ids = pad_rows(cut(batch.tokens.ids, batch), pad)
@@ -123,10 +124,10 @@ def loss_by_transformers(encoder: Encoder, batch: MaskedBatch) -> Tensor:
         input_ids=ids,
         attention_mask=(ids != pad).long(),
         position_ids=positions,
-        labels=pad_rows(cut(labels, batch), IGNORED),
+        labels=pad_rows(cut(labels, batch), NO_LABEL),
     )
-    expected = torch.nn.CrossEntropyLoss(ignore_index=IGNORED)(
-        output.logits.flatten(0, 1), pad_rows(cut(labels, batch), IGNORED).flatten()
+    expected = torch.nn.CrossEntropyLoss(ignore_index=NO_LABEL)(
+        output.logits.flatten(0, 1), pad_rows(cut(labels, batch), NO_LABEL).flatten()
     )
     torch.testing.assert_close(output.loss, expected)
     loss: Tensor = output.loss
@@ -139,7 +140,7 @@ def test_gradient_is_that_of_the_loss() -> None:
         torch.randn(*size, dtype=torch.float64, generator=generator, requires_grad=True)
         for size in ((5, 4), (7, 4), (7,))
     )
-    labels = torch.tensor([3, IGNORED, 0, 6, IGNORED])
+    labels = torch.tensor([3, NO_LABEL, 0, 6, NO_LABEL])
     assert torch.autograd.gradcheck(masked_lm_loss, (features, weight, bias, labels))
 
     def without_bias(features: Tensor, weight: Tensor) -> Tensor:
@@ -148,13 +149,13 @@ def test_gradient_is_that_of_the_loss() -> None:
     assert torch.autograd.gradcheck(without_bias, (features, weight))
     loss = masked_lm_loss(features, weight, bias, labels)
     (gradient,) = torch.autograd.grad(loss, features)
-    assert gradient[labels == IGNORED].eq(0).all()
+    assert gradient[labels == NO_LABEL].eq(0).all()
 
 
 def test_loss_by_hand() -> None:
     # Two tokens, logits (0, ln 3): the probabilities are 1/4 and 3/4.
     weight, bias = torch.zeros(2, 1), torch.tensor([0.0, float(np.log(3))])
-    labels = torch.tensor([0, 1, IGNORED])
+    labels = torch.tensor([0, 1, NO_LABEL])
     loss = masked_lm_loss(torch.ones(3, 1), weight, bias, labels)
     assert loss.item() == pytest.approx((np.log(4) + np.log(4 / 3)) / 2)
 
@@ -166,7 +167,7 @@ def test_half_precision_is_summed_in_single() -> None:
     assert loss.item() == pytest.approx(np.log(300), abs=1e-5)
 
 
-def test_mlm_loss_is_that_of_transformers(tiny_encoder: Encoder, demo_rows: Rows) -> None:
+def test_mlm_loss_is_that_of_transformers(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
     objective = MaskedLM(MaskedLMSettings())
     side = Ragged.of(encode_sentences(tiny_encoder.tokenizer, [row[2] for row in demo_rows[:20]]))
     batch = make_batch(objective, tiny_encoder.tokenizer, (side,))
@@ -176,7 +177,7 @@ def test_mlm_loss_is_that_of_transformers(tiny_encoder: Encoder, demo_rows: Rows
 
 @both_positions
 def test_tlm_loss_is_that_of_transformers(
-    tiny_encoder: Encoder, demo_rows: Rows, positions: Any
+    tiny_encoder: Encoder, demo_rows: DemoRows, positions: Any
 ) -> None:
     objective = TranslationLM(TranslationLMSettings(positions=positions))
     sides = read_sides(tiny_encoder.tokenizer, [row[1:] for row in demo_rows[:20]])
@@ -187,7 +188,7 @@ def test_tlm_loss_is_that_of_transformers(
 
 @both_templates
 def test_mlm_sequences_are_those_of_the_tokenizer(
-    tokenizer: PreTrainedTokenizerFast, demo_rows: Rows
+    tokenizer: PreTrainedTokenizerFast, demo_rows: DemoRows
 ) -> None:
     texts = [row[2] for row in demo_rows]
     side = Ragged.of(encode_sentences(tokenizer, texts))
@@ -198,7 +199,7 @@ def test_mlm_sequences_are_those_of_the_tokenizer(
 @both_templates
 @both_positions
 def test_tlm_sequences_are_those_of_the_tokenizer(
-    tokenizer: PreTrainedTokenizerFast, positions: Any, demo_rows: Rows
+    tokenizer: PreTrainedTokenizerFast, positions: Any, demo_rows: DemoRows
 ) -> None:
     pairs = [row[1:] for row in demo_rows]
     objective = TranslationLM(TranslationLMSettings(positions=positions))
@@ -234,7 +235,7 @@ def test_swapping_exchanges_whole_pairs() -> None:
 
 @both_templates
 def test_special_tokens_are_never_hidden_nor_put_in(
-    tokenizer: PreTrainedTokenizerFast, demo_rows: Rows
+    tokenizer: PreTrainedTokenizerFast, demo_rows: DemoRows
 ) -> None:
     sides = read_sides(tokenizer, [row[1:] for row in demo_rows])
     special = torch.tensor(
@@ -264,14 +265,14 @@ def drop_padding(batch: MaskedBatch, pad: int) -> MaskedBatch:
             n_before += stop - start
     ragged = Ragged.of([batch.tokens.ids[part].numpy() for part in sequences])
     positions = np.concatenate([batch.tokens.positions[part].numpy() for part in sequences])
-    real = batch.labels != IGNORED
+    real = batch.labels != NO_LABEL
     masked = torch.tensor([moved[place] for place in batch.masked[real].tolist()])
     return MaskedBatch(pack(ragged, positions=positions, pad_id=pad), masked, batch.labels[real])
 
 
 @pytest.mark.parametrize("settings", [MaskedLMSettings(), TranslationLMSettings()])
 def test_a_fixed_shape_changes_no_loss(
-    settings: Any, tiny_encoder: Encoder, demo_rows: Rows
+    settings: Any, tiny_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
     objective = build_objective(settings)
     assert isinstance(objective, MaskedLM)
@@ -292,7 +293,9 @@ def test_a_fixed_shape_changes_no_loss(
     assert len(sizes) == 1
 
 
-def test_an_objective_keeps_nothing_of_the_model(tiny_encoder: Encoder, demo_rows: Rows) -> None:
+def test_an_objective_keeps_nothing_of_the_model(
+    tiny_encoder: Encoder, demo_rows: DemoRows
+) -> None:
     objective = MaskedLM(MaskedLMSettings())
     side = Ragged.of(encode_sentences(tiny_encoder.tokenizer, [demo_rows[0][2]]))
     objective(tiny_encoder, make_batch(objective, tiny_encoder.tokenizer, (side,)))
@@ -302,7 +305,7 @@ def test_an_objective_keeps_nothing_of_the_model(tiny_encoder: Encoder, demo_row
 
 
 def test_batches_repeat_with_their_generator(
-    tiny_tokenizer: PreTrainedTokenizerFast, demo_rows: Rows
+    tiny_tokenizer: PreTrainedTokenizerFast, demo_rows: DemoRows
 ) -> None:
     sides = read_sides(tiny_tokenizer, [row[1:] for row in demo_rows[:30]])
     objective = TranslationLM(TranslationLMSettings())
@@ -316,8 +319,8 @@ def test_batches_repeat_with_their_generator(
 
 def test_a_tokenizer_without_a_mask_is_refused(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     bare = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer)
-    with pytest.raises(InputError, match="lacks a first, last, padding or mask token"):
-        Marks.of(bare)
+    with pytest.raises(InputError, match="the tokenizer has no"):
+        SpecialTokens.of(bare)
 
 
 READ_PAIRS = [

@@ -19,14 +19,15 @@ from torch.nn import functional as F
 
 from calque.errors import InputError
 from calque.objectives import build_objective
-from calque.objectives.base import Marks
 from calque.objectives.contrastive import WordContrastiveSettings
 from calque.objectives.linear_map import LinearMapSettings
 from calque.objectives.linked_words import LinkedWordsSettings
 from calque.objectives.regression import L2Settings, Regression, l2_loss
 from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.tokenizer import SpecialTokens
 from calque.training.loop import train
-from calque.training.recipe import Recipe, check_recipe
+from calque.training.recipe import Recipe
+from calque.training.recipe_io import parse_recipe
 from calque.training.telemetry import read_metrics
 from calque.types import LossTerms
 
@@ -52,7 +53,7 @@ def collate(
     sides = [Ragged.of([list(chain(*pair[side])) for pair in pairs]) for side in (0, 1)]
     words = [Ragged.of([[len(word) for word in pair[side]] for pair in pairs]) for side in (0, 1)]
     links = Ragged.of([[i << 20 | j << 8 | level for i, j, level in pair[2]] for pair in pairs])
-    build = make_objective(**changes).make_collate(Marks.of(encoder.tokenizer), shape)
+    build = make_objective(**changes).build_collator(SpecialTokens.of(encoder.tokenizer), shape)
     return build((*sides, *words, links), torch.Generator())
 
 
@@ -222,14 +223,17 @@ def test_pairs_without_links_leave_the_regularisers(
 def test_links_that_are_not_there_are_told(tiny_encoder: Encoder, kind: str) -> None:
     settings: Any = {"l2": L2Settings, "word_contrastive": WordContrastiveSettings}
     settings |= {"linked_words": LinkedWordsSettings, "linear_map": LinearMapSettings}
-    objective, marks = build_objective(settings[kind]()), Marks.of(tiny_encoder.tokenizer)
+    objective, special_tokens = (
+        build_objective(settings[kind]()),
+        SpecialTokens.of(tiny_encoder.tokenizer),
+    )
     sides = (*(Ragged.of([[5]]) for _ in range(2)), *(Ragged.of([[1]]) for _ in range(2)))
     linked, unlinked = (*sides, Ragged.of([[255]])), (*sides, Ragged.of([[]]))
-    told = objective.find_fault(tiny_encoder, marks, repeat(unlinked))
+    told = objective.find_problem(tiny_encoder, special_tokens, repeat(unlinked))
     assert told is not None
     assert told.startswith("the first pairs have no links")
     later = chain([unlinked] * 5, repeat(linked))
-    assert objective.find_fault(tiny_encoder, marks, later) is None
+    assert objective.find_problem(tiny_encoder, special_tokens, later) is None
 
 
 def test_weights_are_held_only_where_they_are_needed(tiny_encoder: Encoder) -> None:
@@ -252,7 +256,7 @@ def test_dropout_is_for_the_words_and_not_for_what_was_before(tiny_encoder: Enco
     objective = make_objective(hidden_weight=1.0)
     objective.start(encoder, ["en-de"])
     batch = collate(encoder)
-    prepared = [objective.prepare(encoder, batch).before for _ in range(2)]
+    prepared = [objective.prepare(encoder, batch).initial_states for _ in range(2)]
     assert prepared[0] is not None
     assert prepared[1] is not None
     assert prepared[0].equal(prepared[1])
@@ -297,10 +301,9 @@ def test_a_stronger_tie_keeps_nearer(tiny_encoder: Encoder) -> None:
 
 
 @pytest.mark.slow
-def test_one_graph_serves_all_batches(tiny_encoder: Encoder) -> None:
+def test_one_graph_serves_all_batches(compilable_encoder: Encoder) -> None:
     torch._dynamo.reset()
-    encoder = copy.deepcopy(tiny_encoder)
-    encoder.fuses = True  # as a compiled run does; Hugging Face's own layers may not be traceable
+    encoder = compilable_encoder
     objective = make_objective(hidden_weight=0.5)
     objective.start(encoder, ["en-de"])
     objective.compile(dynamic=False, fullgraph=True, backend="aot_eager")
@@ -317,8 +320,8 @@ def test_mistakes_in_settings_are_refused() -> None:
     for wrong in ({"parameter_weight": -1.0}, {"words": "last"}, {"reference": "disk"}, {"l": 2}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             L2Settings.model_validate(wrong)
-    marks = Marks(0, 2, 1, 1, 3, (0, 1, 2, 3), 50)
-    assert make_objective().n_marks(marks) == 4
+    special_tokens = SpecialTokens(0, 2, 1, 1, 3, (0, 1, 2, 3), 50)
+    assert make_objective().count_special_tokens(special_tokens) == 4
 
 
 # Whole runs
@@ -369,7 +372,7 @@ def make_recipe(**objective: Any) -> Recipe:
         "checkpoints": {"every": 3, "validate_every": 3, "validation_batches": 2},
         "telemetry": {"every": 1},
     }
-    return check_recipe(content, "the tiny recipe")
+    return parse_recipe(content, "the tiny recipe")
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
@@ -381,7 +384,7 @@ def read_rows(run: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def run(linked_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "straight"
-    train(make_recipe(), linked_text, folder)
+    train(make_recipe(), output=folder, prepared=linked_text)
     return folder
 
 
@@ -409,7 +412,7 @@ def test_a_run_that_goes_on_is_near_to_where_it_began(
     shutil.copytree(run, again)
     shutil.rmtree(again / "step-00000006")
     shutil.rmtree(again / "model")
-    train(make_recipe(), linked_text, again, resume=True)
+    train(make_recipe(), output=again, prepared=linked_text, resume=True)
     assert read_rows(again) == read_rows(run)
     for name in ("step-00000006", "model"):
         for file in sorted((run / name).glob("*.safetensors")):
@@ -419,7 +422,7 @@ def test_a_run_that_goes_on_is_near_to_where_it_began(
 
 
 def test_the_host_may_hold_the_weights(run: Path, linked_text: Path, tmp_path: Path) -> None:
-    train(make_recipe(reference="host"), linked_text, tmp_path)
+    train(make_recipe(reference="host"), output=tmp_path, prepared=linked_text)
     for one, other in zip(read_rows(run), read_rows(tmp_path), strict=True):
         assert one.pop("kind") == other.pop("kind")
         assert one == pytest.approx(other, rel=1e-4)

@@ -22,8 +22,8 @@ from calque.objectives.self_labels import (
     compare_states,
     find_links,
     iterate_argmax,
-    plan_transport,
-    share_on_links,
+    mass_on_links,
+    transport_plan,
 )
 from calque.tokens.ragged import BatchShape, Ragged, pack
 
@@ -85,7 +85,7 @@ def test_the_plan_is_the_papers(
 ) -> None:
     pairs = [2 * pair - 0.5 for pair in draw_pairs(shapes, seed)]
     rules = LabelRules(similarity, sharpness)
-    found = plan_transport(*put_into_one_block(pairs), rules)
+    found = transport_plan(*put_into_one_block(pairs), rules)
     for rows, columns, pair in cut_places(pairs):
         expected = plan_by_hand(pair[0], similarity, sharpness)
         np.testing.assert_allclose(found[0, rows, columns], expected, rtol=2e-3, atol=1e-7)
@@ -95,7 +95,7 @@ def test_the_plan_is_the_papers(
 
 def test_sharp_kernels_of_large_products_stay_finite() -> None:
     similarity, cells = put_into_one_block([torch.tensor([[[900.0, 890.0], [850.0, 30.0]]])])
-    plan = plan_transport(similarity, cells, LabelRules(sharpness=50.0))
+    plan = transport_plan(similarity, cells, LabelRules(sharpness=50.0))
     assert plan.isfinite().all()
     assert plan.sum(dim=2).max() == pytest.approx(1.0)
 
@@ -122,7 +122,7 @@ def test_the_filter_is_applied_to_the_plan() -> None:
     similarity, cells = put_into_one_block([SCORES])
     rules = LabelRules(filter="argmax")
     found = find_links(similarity, cells, rules)
-    plan = plan_transport(similarity, cells, rules).masked_fill(~cells, -torch.inf)
+    plan = transport_plan(similarity, cells, rules).masked_fill(~cells, -torch.inf)
     assert torch.equal(found, mutual_argmax(plan))
     assert found.sum() == 2
     assert find_links(similarity, cells, LabelRules(labels="argmax", filter="argmax")).sum() == 1
@@ -163,8 +163,8 @@ def test_blocks_are_rows_or_pairs() -> None:
     blocks = PairBlocks.of(in_rows, sides)
     found = blocks.cells().nonzero().tolist()
     assert found == [[0, 1, 4], [0, 2, 4], [0, 7, 9], [0, 7, 10]]
-    assert blocks.lay(in_rows.ids).tolist() == in_rows.ids.view(2, 16).tolist()
-    assert apart.lay(pack(pairs, pad_id=1).ids).tolist()[1] == [0, 7, 2, 8, 8, 2]
+    assert blocks.to_blocks(in_rows.ids).tolist() == in_rows.ids.view(2, 16).tolist()
+    assert apart.to_blocks(pack(pairs, pad_id=1).ids).tolist()[1] == [0, 7, 2, 8, 8, 2]
 
 
 def test_a_place_beyond_a_short_pair_is_on_no_side() -> None:
@@ -176,7 +176,7 @@ def test_a_place_beyond_a_short_pair_is_on_no_side() -> None:
 def test_a_sharp_plan_lies_on_links_and_a_flat_one_does_not() -> None:
     sharp, flat = torch.eye(4)[None], torch.full((1, 4, 4), 0.5)
     shares = [
-        share_on_links(*put_into_one_block([pair]), LabelRules("cosine", 30.0)).item()
+        mass_on_links(*put_into_one_block([pair]), LabelRules("cosine", 30.0)).item()
         for pair in (sharp, flat)
     ]
     # Of equals the first wins: a flat plan of ¼ a cell gets one link in either round, of 4 words.

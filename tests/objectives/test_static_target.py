@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from calque.algorithms.cca import RIDGE, canonical_correlations
 from calque.errors import InputError
-from calque.objectives.base import Marks
 from calque.objectives.static_target import (
     StaticTarget,
     StaticTargetSettings,
@@ -25,8 +24,10 @@ from calque.objectives.static_target import (
     WordVectorCollator,
 )
 from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.tokenizer import SpecialTokens
 from calque.training.loop import train
-from calque.training.recipe import Recipe, check_recipe
+from calque.training.recipe import Recipe
+from calque.training.recipe_io import parse_recipe
 from calque.training.telemetry import read_metrics
 from calque.types import LossTerms
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from calque.models.encoder import Encoder
 
 FIRST, LAST, PAD = 0, 2, 1
-MARKS = Marks(FIRST, LAST, 1, PAD, 3, (FIRST, PAD, LAST, 3), 100)
+MARKS = SpecialTokens(FIRST, LAST, 1, PAD, 3, (FIRST, PAD, LAST, 3), 100)
 WORDS = [[10, 11, 12], [13], [14, 15], [16], [17, 18, 19, 20], [21], [22, 23], [24], [25, 26]]
 # Rows of 16 tokens: words lie in an order of their own, and three more would fit.
 SHAPE = BatchShape(tokens=64, row=16, sequences=12, budget=64)
@@ -54,12 +55,12 @@ def collate(
     shape: BatchShape | None = None,
     *,
     unit: bool = True,
-    marks: Marks = MARKS,
+    special_tokens: SpecialTokens = MARKS,
 ) -> WordVectorBatch:
     vectors = make_vectors(len(words)) if vectors is None else vectors
     lengths = np.full(len(words), vectors.shape[1])
     arrays: Any = (Ragged.of(words), Ragged(vectors.ravel(), lengths))
-    return WordVectorCollator(marks, shape, unit)(arrays, torch.Generator())
+    return WordVectorCollator(special_tokens, shape, unit)(arrays, torch.Generator())
 
 
 def make_objective(**changes: Any) -> StaticTarget:
@@ -257,15 +258,15 @@ def test_without_it_vectors_stay_where_they_are(tiny_encoder: Encoder) -> None:
 def look(encoder: Encoder, n_words: int, width: int, **changes: Any) -> str | None:
     numbers: Any = Ragged(np.zeros(n_words * width), np.full(n_words, width))
     examples = iter([(Ragged.of([[10]] * n_words), numbers)])
-    return make_objective(**changes).find_fault(encoder, MARKS, examples)
+    return make_objective(**changes).find_problem(encoder, MARKS, examples)
 
 
 def test_vectors_that_do_not_fit_are_refused(tiny_encoder: Encoder) -> None:
     assert look(tiny_encoder, 9, 64, loss="mse") is None
-    with pytest.raises(InputError, match="vectors of 300 dimensions, but the encoder has 64"):
+    with pytest.raises(InputError, match="vectors have 300 dimensions, but the encoder 64"):
         look(tiny_encoder, 9, 300, loss="mse")
     assert look(tiny_encoder, 9, 300, loss="mse", fit=True) is None
-    with pytest.raises(InputError, match="components=31 of 30"):
+    with pytest.raises(InputError, match="components=31, but there are only 30"):
         look(tiny_encoder, 9, 30, components=31)
     with pytest.raises(InputError, match="layer 5 does not exist"):
         make_objective(layer=5).start(tiny_encoder, ["de"])
@@ -275,7 +276,8 @@ def test_too_few_words_are_told(tiny_encoder: Encoder) -> None:
     assert look(tiny_encoder, 65 + 30, 30) is None
     fault = look(tiny_encoder, 64 + 30, 30)
     assert fault is not None
-    assert "94 words a batch for 64 + 30 dimensions: but for the ridge, 1 correlations" in fault
+    assert "batches of 94 words are too small for 64 + 30 dimensions" in fault
+    assert "1 correlations are 1 for any vectors" in fault
     # Two spaces of 9 dimensions in one of 9.
     assert "9 correlations" in (look(tiny_encoder, 10, 30) or "")
 
@@ -303,7 +305,7 @@ def test_mistakes_in_settings_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             StaticTargetSettings.model_validate(wrong)
-    assert make_objective().n_marks(MARKS) == 2
+    assert make_objective().count_special_tokens(MARKS) == 2
 
 
 # Whole runs
@@ -358,7 +360,7 @@ def make_recipe(**objective: Any) -> Recipe:
         "checkpoints": {"every": 3, "validate_every": 3, "validation_batches": 2},
         "telemetry": {"every": 1},
     }
-    return check_recipe(content, "the tiny recipe")
+    return parse_recipe(content, "the tiny recipe")
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
@@ -373,7 +375,7 @@ def test_a_run_learns_and_goes_on_where_it_stopped(
 ) -> None:
     """Bit for bit, and the figures of what is kept for validation are told too."""
     run, again = tmp_path / "run", tmp_path / "again"
-    train(make_recipe(**settings), text_with_vectors, run)
+    train(make_recipe(**settings), output=run, prepared=text_with_vectors)
     rows = read_rows(run)
     training = [row["loss/static_target"] for row in rows if row["kind"] == "train"]
     assert training[-1] < training[0]
@@ -382,7 +384,7 @@ def test_a_run_learns_and_goes_on_where_it_stopped(
     shutil.copytree(run, again)
     for name in ("step-00000006", "model"):
         shutil.rmtree(again / name)
-    train(make_recipe(**settings), text_with_vectors, again, resume=True)
+    train(make_recipe(**settings), output=again, prepared=text_with_vectors, resume=True)
     assert read_rows(again) == rows
     one, other = (load_file(folder / "model" / "model.safetensors") for folder in (run, again))
     assert [key for key in one if not torch.equal(one[key], other[key])] == []
@@ -393,8 +395,8 @@ def test_vectors_of_another_width_stop_a_run_before_it_begins(
 ) -> None:
     recipe = make_recipe(loss="mse")
     narrow = recipe.model_copy(update={"model": recipe.model.model_copy(update={"hidden": 16})})
-    with pytest.raises(InputError, match="vectors of 32 dimensions, but the encoder has 16"):
-        train(narrow, text_with_vectors, tmp_path)
+    with pytest.raises(InputError, match="vectors have 32 dimensions, but the encoder 16"):
+        train(narrow, output=tmp_path, prepared=text_with_vectors)
 
 
 TWO = """
@@ -417,7 +419,7 @@ def compute(part, shape, changes, together):
     step.training = True
     wrapped = step
     if together and shape is not None:
-        encoder.fuses = True
+        encoder.use_fused_layers = True
         objective.compile(dynamic=False, backend="aot_eager")
     if together:
         wrapped = DistributedDataParallel(step, find_unused_parameters=True)

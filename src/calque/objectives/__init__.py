@@ -1,4 +1,7 @@
-"""The training objectives by the names recipes use. A new one: its file, a line here, its test."""
+"""The training objectives by the names that recipes use.
+
+A new objective needs a module, an entry here, and a test.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def build_objective(settings: AnySettings) -> Objective:
-    """Make the objective a recipe's settings describe."""
+    """Return the objective that the settings of a recipe describe."""
     return OBJECTIVES[settings.kind](settings)
 
 

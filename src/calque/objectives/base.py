@@ -1,110 +1,75 @@
-"""What every objective is: settings, a collator that builds its batches, and a loss.
-
-Sentence pairs laid out for an encoder that reads each sentence alone.
-
-Rows of all processes of a run as one batch, with gradients that find their way back.
-"""
+"""The interface of objectives, their batches, and losses over the batches of all processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
-import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from calque.tokens.ragged import BatchShape, Ragged, add_marks, pack
-from calque.tokens.tokenizer import special_ids
-from calque.types import TokenBatch
+from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.tokenizer import SpecialTokens
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from _typeshed import DataclassInstance
     from jaxtyping import Float
-    from transformers import PreTrainedTokenizerFast
 
     from calque.models.encoder import Encoder
     from calque.types import LossTerms
 
     Collate = Callable[[tuple[Ragged, ...], torch.Generator], Any]
-    IntArray = npt.NDArray[np.int64]
+
+RecordT = TypeVar("RecordT", bound="DataclassInstance")
+
+# The index of the links among the arrays of an example, and how many batches are searched for one.
+LINKS, N_CHECKED_BATCHES = 4, 16
 
 
 class ObjectiveSettings(BaseModel):
-    """What the recipe says of every objective."""
+    """Settings that all objectives have in a recipe."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     kind: str
     weight: float = Field(1.0, ge=0)
-    # Tokens of one micro-batch, marks and padding included.
+    # Tokens per micro-batch, including special tokens and padding.
     batch_tokens: int = Field(16_384, gt=0)
-    # Sentences or pairs of one micro-batch, unless it has `batch_tokens` before.
+    # Maximum number of sentences or pairs per micro-batch.
     batch_examples: int | None = Field(None, gt=0)
-    # "raw": without bitext that has links, whose words are set apart by spaces.
+    # "raw" excludes bitext with links, whose words are separated by spaces.
     text: Literal["any", "raw"] = "any"
 
     @model_serializer(mode="wrap")
     def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is as ever: a recipe older than these keys keeps its fingerprint."""
+        """Omit keys with default values that older recipes do not have: fingerprints stay equal."""
         content: dict[str, Any] = write(self)
-        usual = {"batch_examples": None, "text": "any"}
-        return {k: v for k, v in content.items() if k not in usual or v != usual[k]}
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """The special tokens around sentences, read off the tokenizer."""
-
-    first: int
-    last: int
-    between: int
-    pad: int
-    mask: int
-    special: tuple[int, ...]
-    vocab_size: int
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerFast) -> Self:
-        """Read `<s>`, `</s>` and their like; XLM-R puts two marks between a pair, BERT one."""
-        n_pair_marks = tokenizer.num_special_tokens_to_add(pair=True)
-        return cls(
-            first=_id(tokenizer.cls_token_id),
-            last=_id(tokenizer.sep_token_id),
-            between=n_pair_marks - 2,
-            pad=_id(tokenizer.pad_token_id),
-            mask=_id(tokenizer.mask_token_id),
-            special=tuple(special_ids(tokenizer)),
-            vocab_size=len(tokenizer),
-        )
-
-
-# Where the links are among the arrays of an example, and how many batches are searched for one.
-LINKS, N_LOOKED_AT = 4, 16
+        defaults = {"batch_examples": None, "text": "any"}
+        return {k: v for k, v in content.items() if k not in defaults or v != defaults[k]}
 
 
 class Objective(nn.Module):
-    """One idea of one paper: turns a batch and the model into a loss.
+    """One training objective: computes a loss from a batch and the model.
 
-    It receives the model at every call and never keeps it. Weights of its own (a pointer
-    network, say) are ordinary parameters of this module.
+    The model is an argument of every call and is never stored. Weights of the objective itself,
+    such as a pointer network, are ordinary parameters of this module.
     """
 
     n_sides: ClassVar[int]
-    # Whether the sides of a pair are read apart, so that each of them may be as long as an example.
-    reads_apart: ClassVar[bool] = False
-    # Whether examples come with links, and with the number of their language pair in `start`.
+    # Whether the sentences of a pair are separate sequences, each as long as an example may be.
+    encodes_separately: ClassVar[bool] = False
+    # Whether examples have links, and the number of their language pair in `start`.
     needs_links: ClassVar[bool] = False
     needs_languages: ClassVar[bool] = False
-    # Whether examples are words that come with their static vectors, and nothing else is one.
+    # Whether examples are words with static vectors.
     needs_vectors: ClassVar[bool] = False
-    # Whether every weight of the encoder gets a gradient, the language-modelling head's included.
+    # Whether all weights of the encoder get a gradient, including the language-modeling head.
     uses_all_weights: ClassVar[bool] = True
 
     def __init__(self, settings: Any) -> None:
@@ -113,156 +78,128 @@ class Objective(nn.Module):
 
     @property
     def pairs_neighbors(self) -> bool:
-        """Whether a pair is a line of plain text after the line before it, and not bitext."""
+        """Whether a pair is a line of plain text and the line before it instead of bitext."""
         return False
 
-    def n_marks(self, marks: Marks) -> int:
-        """Count the special tokens an example gains."""
+    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
+        """Return how many special tokens are added to an example."""
         raise NotImplementedError
 
-    def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
-        """Return the function that loading workers build batches with."""
+    def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
+        """Return the function with which data-loading workers build batches."""
         raise NotImplementedError
 
     def add_weights(self, hidden_size: int, generator: torch.Generator) -> None:
-        """Make the weights of its own, if it has any, for an encoder of that width."""
+        """Create the objective's own weights, if any, for an encoder of this hidden size."""
 
     def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Take what is needed of the encoder before it is trained, on the device where it is.
+        """Prepare for training with the initial encoder, which is already on its device.
 
-        `languages` are those of the examples, in the order of their numbers: "de", or "en-de".
-        Called again when a run goes on, with the encoder that the run began with.
+        `languages` are those of the examples ("de", or "en-de" for pairs), in the order of their
+        numbers. When a run is resumed, this is called again with the initial encoder.
         """
 
-    def fit(self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]) -> None:
-        """Take what is needed of the first training examples; this follows every `start`."""
+    def fit(
+        self,
+        encoder: Encoder,
+        special_tokens: SpecialTokens,
+        examples: Iterator[tuple[Ragged, ...]],
+    ) -> None:
+        """Compute what depends on the first training examples; called after every `start`."""
 
-    def find_fault(
-        self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]
+    def find_problem(
+        self,
+        encoder: Encoder,
+        special_tokens: SpecialTokens,
+        examples: Iterator[tuple[Ragged, ...]],
     ) -> str | None:
-        """Say, before a run begins, what is wrong with training this encoder on such examples.
+        """Return a warning about this encoder and these examples before training, or None.
 
-        Without links their losses are 0, which looks like success.
+        By default it reports missing links: without links the loss is 0, which looks like success.
         """
-        linked = (len(arrays[LINKS].ids) > 0 for arrays in islice(examples, N_LOOKED_AT))
-        if not self.needs_links or any(linked):
+        has_links = (len(arrays[LINKS].ids) > 0 for arrays in islice(examples, N_CHECKED_BATCHES))
+        if not self.needs_links or any(has_links):
             return None
-        return "the first pairs have no links, and nothing to learn from (see `calque links`)"
+        return "the first pairs have no links, so there is nothing to learn (see `calque links`)"
 
     def prepare(self, encoder: Encoder, batch: Any) -> Any:
-        """Complete a micro-batch by what the encoder as it is now says of it, without gradients.
+        """Add what the current encoder computes for a micro-batch without gradients.
 
-        This comes before `forward`, and is not part of what is compiled for that.
+        This is called before `forward` and is not part of the compiled step.
         """
         return batch
 
     def forward(self, encoder: Encoder, batch: Any) -> LossTerms:
-        """Compute the loss of one micro-batch."""
+        """Return the loss of one micro-batch."""
         raise NotImplementedError
 
     def after_step(self) -> None:
-        """Do what follows every step of the optimizer, the same in all processes."""
+        """Update state after every optimizer step, identically in all processes."""
 
     def after_validation(self) -> None:
-        """Draw conclusions from the batches seen in evaluation mode since the last time."""
+        """Update state from the batches seen in evaluation mode since the last validation."""
 
-    def save_beside(self, encoder: Encoder, folder: Path) -> None:
-        """Write into the finished model's folder what of this objective is to be kept."""
-
-
-def _id(value: int | None) -> int:
-    if value is None:
-        from calque.errors import InputError
-
-        raise InputError(
-            "the tokenizer lacks a first, last, padding or mask token",
-            fix="use the tokenizer of a masked language model",
-        )
-    return value
+    def save_files(self, encoder: Encoder, folder: Path) -> None:
+        """Write files of this objective into the folder of the finished model."""
 
 
-RecordT = TypeVar("RecordT", bound="DataclassInstance")
+def choose_layer(encoder: Encoder, layer: int | None, depth: float = 1.0) -> int:
+    """Return the number of a layer; by default the one at a fraction `depth` of the layers."""
+    return round(depth * encoder.n_layers) if layer is None else encoder.check_layer(layer)
 
-FIELDS = ("ids", "lengths")
-# An odd number without structure: equal sequences have equal hashes, others hardly ever.
-HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
+
+@contextmanager
+def evaluation_mode(encoder: Encoder) -> Iterator[None]:
+    """Switch dropout off, and restore the previous mode afterwards."""
+    was_training = encoder.training
+    encoder.eval()
+    try:
+        yield
+    finally:
+        encoder.train(was_training)
 
 
 @dataclass(frozen=True, slots=True)
-class BatchOfArrays:
-    """A record of arrays that travels to a device as one."""
+class TensorBatch:
+    """Base class of batches: a record of tensors and of other records."""
 
     def pin_memory(self) -> Self:
-        """Move the arrays to page-locked memory, from which copies to a GPU do not wait."""
-        return _map_arrays(self, lambda array: array.pin_memory())
+        """Return the batch in page-locked memory, for asynchronous copies to a GPU."""
+        return _map_tensors(self, lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device | str) -> Self:
-        """Copy the arrays to a device, without waiting for the copy."""
-        return _map_arrays(self, lambda array: array.to(device, non_blocking=True))
+        """Return the batch on a device; the copy is asynchronous."""
+        return _map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def _map_arrays(record: RecordT, act: Callable[[Tensor], Tensor]) -> RecordT:
-    """Do something to every array of a record and of the records in it."""
+def _map_tensors(record: RecordT, function: Callable[[Tensor], Tensor]) -> RecordT:
+    """Apply a function to every tensor of a record and of the records in it."""
     changed: dict[str, Any] = {}
     for field in fields(record):
         value = getattr(record, field.name)
         if isinstance(value, Tensor):
-            changed[field.name] = act(value)
+            changed[field.name] = function(value)
         elif is_dataclass(value) and not isinstance(value, type):
-            changed[field.name] = _map_arrays(value, act)
+            changed[field.name] = _map_tensors(value, function)
     return replace(record, **changed)
 
 
-def lay_apart(
-    sides: tuple[Ragged, ...], marks: Marks, shape: BatchShape | None, *, own_marks: bool = True
-) -> tuple[TokenBatch, IntArray]:
-    """Pack both sentences of every pair as sequences of their own, sources before targets.
-
-    Also give the sentence of every token: the number of its pair, for targets plus the number of
-    pairs. Padding is of none, twice the number of pairs; so are marks unless they are owned. One
-    side alone is packed likewise.
-    """
-    text = Ragged(*(np.concatenate([getattr(side, name) for side in sides]) for name in FIELDS))
-    nobody = len(text.lengths)
-    tokens = pack(add_marks(text, marks.first, marks.last), shape=shape, pad_id=marks.pad)
-    numbers = np.arange(nobody)
-    if own_marks:
-        lengths = text.lengths + 2
-        owned = Ragged(np.repeat(numbers, lengths), lengths)
-    else:
-        owned = Ragged(np.repeat(numbers, text.lengths), text.lengths)
-        owned = add_marks(owned, nobody, nobody)
-    return tokens, pack(owned, shape=shape, pad_id=nobody).ids.numpy()
-
-
-def hash_sequences(ids: IntArray, lengths: IntArray) -> IntArray:
-    """Give equal numbers to equal sequences; none of them may be empty.
-
-    >>> a, b, c = hash_sequences(np.array([7, 8, 8, 7, 7, 8]), np.array([2, 2, 2])).tolist()
-    >>> a == c, a == b
-    (True, False)
-    """
-    starts = np.cumsum(lengths) - lengths
-    places = np.arange(len(ids)) - np.repeat(starts, lengths)
-    with np.errstate(over="ignore"):
-        powers = np.cumprod(np.full(int(lengths.max(initial=1)), HASH_BASE))
-        mixed = (ids.astype(np.uint64) + np.uint64(1)) * powers[places]
-        sums = np.add.reduceat(mixed, starts) if len(lengths) else mixed
-        return sums.view(np.int64)
-
-
 def n_processes() -> int:
-    """Count the processes that train together."""
-    return distributed.get_world_size() if _is_shared() else 1
+    """Return the number of processes that train together."""
+    return distributed.get_world_size() if _is_distributed() else 1
 
 
 def process_number() -> int:
-    """Give the number of this process."""
-    return distributed.get_rank() if _is_shared() else 0
+    """Return the number of this process."""
+    return distributed.get_rank() if _is_distributed() else 0
+
+
+def _is_distributed() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
 
 
 def total_over_processes(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """Sum a number over the processes, without gradient."""
+    """Return the sum of a number over the processes, without gradient."""
     total = value.detach().clone()
     if n_processes() > 1:
         distributed.all_reduce(total)
@@ -270,10 +207,10 @@ def total_over_processes(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
 
 
 def gather_rows(*columns: Tensor) -> tuple[Tensor, ...]:
-    """Put rows of all processes under one another, in the order of the processes.
+    """Return the rows of all processes, concatenated in the order of the processes.
 
-    All columns of a process have as many rows; processes may have different numbers, and zeros
-    fill them up to the most. Gradients of the rows come back summed over the processes.
+    All columns of a process have the same number of rows. Processes with fewer rows than others are
+    padded with zeros. Gradients of the rows are summed over the processes.
     """
     return columns if n_processes() == 1 else _gather_columns(columns)
 
@@ -283,14 +220,12 @@ def _gather_columns(columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     most = torch.tensor(len(columns[0]), device=columns[0].device)
     distributed.all_reduce(most, distributed.ReduceOp.MAX)
     n_missing = int(most) - len(columns[0])
-    return tuple(_Gathered.apply(_fill(one, n_missing)) for one in columns)  # type: ignore[no-untyped-call]
+    padded = (F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, n_missing)) for rows in columns)
+    return tuple(_GatherRows.apply(rows.contiguous()) for rows in padded)  # type: ignore[no-untyped-call]
 
 
-class _Gathered(torch.autograd.Function):
-    """Rows of all processes; what each of them wants changed is summed on the way back.
-
-    PyTorch's own differentiable gathering is deprecated.
-    """
+class _GatherRows(torch.autograd.Function):
+    """Differentiable all-gather: PyTorch's own is deprecated."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -304,12 +239,3 @@ class _Gathered(torch.autograd.Function):
         distributed.all_reduce(total)
         n_rows = len(total) // n_processes()
         return total[process_number() * n_rows :][:n_rows]
-
-
-def _fill(rows: Tensor, n_missing: int) -> Tensor:
-    filled = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, n_missing)) if n_missing else rows
-    return filled.contiguous()
-
-
-def _is_shared() -> bool:
-    return distributed.is_available() and distributed.is_initialized()

@@ -1,10 +1,6 @@
-"""A queue of earlier features: more negatives than one batch has.
+"""Contrastive alignment: translations are closer to each other than to anything else in the batch.
 
-Batches of sentence pairs whose sentences are encoded apart and averaged.
-
-Contrastive alignment: translations closer to each other than to anything else in the batch.
-
-Wu and Dredze, 2020, on linked words, weak and strong; and the same on whole sentences.
+Wu and Dredze, 2020, weak and strong, on linked words; and the same loss on whole sentences.
 """
 
 from __future__ import annotations
@@ -20,18 +16,19 @@ from torch.nn import functional as F
 
 from calque.models.heads import FeatureExtractor
 from calque.objectives.base import (
-    BatchOfArrays,
-    Marks,
     Objective,
     ObjectiveSettings,
+    TensorBatch,
+    choose_layer,
     gather_rows,
-    hash_sequences,
-    lay_apart,
     n_processes,
     process_number,
 )
 from calque.objectives.linked_words import WordPairBatch, WordPairCollator
-from calque.objectives.regression import PretrainedWeights
+from calque.objectives.regularization import PretrainedWeights
+from calque.tokens.layout import pack_separately
+from calque.tokens.ragged import hash_sequences
+from calque.tokens.tokenizer import SpecialTokens
 from calque.types import LossTerms
 
 if TYPE_CHECKING:
@@ -46,12 +43,49 @@ if TYPE_CHECKING:
     from calque.types import TokenBatch
 
 
-# The key of what equals nothing: places, the keys that do not last, count from 0.
+# A key that equals no other key: keys of words by place count from 0.
 NO_KEY = -1
+# Keys of words by place differ by this number between processes.
+PROCESS_OFFSET = 1 << 40
 
 
-class Rows(NamedTuple):
-    """Pairs of features of unit length, the keys of what they stand for, and which are real."""
+class ContrastiveSettings(ObjectiveSettings):
+    """Settings that words and sentences have in common."""
+
+    # The layer whose states are compared. Default: the last.
+    layer: int | None = None
+    temperature: float = Field(0.1, gt=0)
+    # "weak": negatives from the other language; "strong": from both languages.
+    negatives: Literal["weak", "strong"] = "weak"
+    # Output size of the feature extractor; None compares the states themselves.
+    features: int | None = Field(None, gt=0)
+    # Number of earlier pairs that are negatives too.
+    queue: int = Field(0, ge=0)
+    # λ in λ · ‖θ − θ_pretrained‖², and where the copy of the pretrained weights is stored.
+    parameter_weight: float = Field(0.0, ge=0)
+    reference: Literal["device", "host"] = "device"
+
+
+class WordContrastiveSettings(ContrastiveSettings):
+    """Settings of contrastive alignment of linked words in a recipe."""
+
+    kind: Literal["word_contrastive"] = "word_contrastive"
+    words: Literal["first", "mean"] = "first"
+    features: int | None = Field(128, gt=0)
+    parameter_weight: float = Field(1.0, ge=0)
+    # Never negatives: the same word of the same sentence ("place"), or words with the same text.
+    spare: Literal["place", "text"] = "place"
+
+
+class SentenceContrastiveSettings(ContrastiveSettings):
+    """Settings of contrastive alignment of sentences in a recipe."""
+
+    kind: Literal["sentence_contrastive"] = "sentence_contrastive"
+    temperature: float = Field(0.05, gt=0)
+
+
+class PairFeatures(NamedTuple):
+    """Features of unit length of pairs, keys that identify words or sentences, and validity."""
 
     src: Float[Tensor, "pairs features"]
     tgt: Float[Tensor, "pairs features"]
@@ -59,17 +93,73 @@ class Rows(NamedTuple):
     tgt_keys: Int[Tensor, "pairs"]
     real: Bool[Tensor, "pairs"]
 
-    def without_keys(self) -> Rows:
-        """Forget what the pairs stand for: they equal no others."""
-        nothing = torch.full_like(self.src_keys, NO_KEY)
-        return self._replace(src_keys=nothing, tgt_keys=nothing)
+    def without_keys(self) -> PairFeatures:
+        """Return the pairs with keys that equal no others."""
+        no_keys = torch.full_like(self.src_keys, NO_KEY)
+        return self._replace(src_keys=no_keys, tgt_keys=no_keys)
+
+
+def contrastive_loss(
+    similarity: Float[Tensor, "anchors candidates"],
+    positives: Int[Tensor, "anchors"],
+    allowed: Bool[Tensor, "anchors candidates"],
+) -> Float[Tensor, "anchors"]:
+    """Return −log(exp sim⁺ / (exp sim⁺ + Σ exp sim⁻)), the sum over the allowed candidates.
+
+    Wu and Dredze, Eq. 7 and 8. Paper: the printed equations lack the minus sign.
+
+    >>> similarity, allowed = torch.zeros(1, 3), torch.tensor([[True, True, False]])
+    >>> round(contrastive_loss(similarity, torch.tensor([0]), allowed).item(), 4)  # ln 2
+    0.6931
+    """
+    positives = positives[:, None]
+    counted = allowed.scatter(1, positives, True)
+    totals = similarity.masked_fill(~counted, -torch.inf).logsumexp(dim=1)
+    return totals - similarity.gather(1, positives)[:, 0]
+
+
+def info_nce(
+    own: PairFeatures,
+    candidates: PairFeatures,
+    first: int,
+    weights: Float[Tensor, "pairs"],
+    temperature: float,
+    negatives: Literal["weak", "strong"],
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return the weighted sum of the losses of both directions, halved, and of the accuracies.
+
+    `candidates` are the pairs of all processes and of the queue; the pairs of this process, `own`,
+    start at `first`. Pairs that share a source or a target are not negatives of each other.
+    """
+    positives = first + torch.arange(len(own.src), device=own.src.device)
+    is_same = (own.src_keys[:, None] == candidates.src_keys) | (
+        own.tgt_keys[:, None] == candidates.tgt_keys
+    )
+    allowed = candidates.real & ~is_same
+    total, n_right = weights.new_zeros(()), weights.new_zeros(())
+    for anchors, other_side, same_side in (
+        (own.src, candidates.tgt, candidates.src),
+        (own.tgt, candidates.src, candidates.tgt),
+    ):
+        others, may_be_negative = other_side, allowed
+        if negatives == "strong":  # the other side first, so that positives keep their indices
+            others = torch.cat([other_side, same_side])
+            may_be_negative = torch.cat([allowed, allowed], dim=1)
+        similarity = anchors @ others.T / temperature
+        losses = contrastive_loss(similarity, positives, may_be_negative)
+        total = total + (losses * weights).sum() / 2
+        with torch.no_grad():
+            is_better = similarity >= similarity.gather(1, positives[:, None])
+            is_right = ~(is_better & may_be_negative).any(dim=1)
+            n_right = n_right + (is_right * weights).sum() / 2
+    return total, n_right
 
 
 class NegativeQueue(nn.Module):
-    """The features of the last pairs, the newest first, without gradients.
+    """The features of the last pairs, newest first, without gradients.
 
-    Paper: a memory bank is what Wu and Dredze (2020, section 4) leave to others; this is the
-    queue of He et al. (2019) without a second encoder, so its rows are a few steps old.
+    Paper: Wu and Dredze (2020, section 4) leave a memory bank to future work. This is the queue of
+    He et al. (2019) without a second encoder, so that its rows are a few steps old.
     """
 
     src: Tensor
@@ -85,28 +175,151 @@ class NegativeQueue(nn.Module):
             self.register_buffer(f"{name}_keys", torch.zeros(n_pairs, dtype=torch.int64))
         self.register_buffer("real", torch.zeros(n_pairs, dtype=torch.bool))
 
-    def rows(self) -> Rows:
-        """Give what is in the queue."""
-        # Copies: the buffers change before the gradients are computed.
-        return Rows(*(getattr(self, name).clone() for name in Rows._fields))
+    def pairs(self) -> PairFeatures:
+        """Return copies of the pairs: the buffers change before gradients are computed."""
+        return PairFeatures(*(getattr(self, name).clone() for name in PairFeatures._fields))
 
     @torch.no_grad()
-    def push(self, new: Rows) -> None:
-        """Put pairs in, those that are not real excepted; the oldest fall out."""
+    def push(self, new: PairFeatures) -> None:
+        """Add the real pairs; the oldest ones are dropped."""
         real = torch.cat([new.real, self.real])
         kept = torch.argsort(~real, stable=True)[: len(self.real)]
-        for name in Rows._fields:
+        for name in PairFeatures._fields:
             both = torch.cat([getattr(new, name), getattr(self, name)])
             getattr(self, name).copy_(both[kept])
 
 
+class Contrastive(Objective):
+    """Base class of contrastive objectives: features, negatives and the loss."""
+
+    n_sides: ClassVar[int] = 2
+    encodes_separately: ClassVar[bool] = True
+    uses_all_weights: ClassVar[bool] = False
+    # Whether keys keep their meaning in later batches, so that the queue can store them.
+    keys_last: bool = True
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self.extractor: FeatureExtractor | None = None
+        self.queue: NegativeQueue | None = None
+        self.pretrained: PretrainedWeights | None = None
+
+    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
+        """Return 4: `<s>` and `</s>` of both sentences."""
+        return 4
+
+    def add_weights(self, hidden_size: int, generator: torch.Generator) -> None:
+        """Create the feature extractor and the queue, if they are used."""
+        n_features = self.settings.features
+        if n_features is not None:
+            self.extractor = FeatureExtractor(hidden_size, n_features, generator)
+        if self.settings.queue:
+            self.queue = NegativeQueue(self.settings.queue, n_features or hidden_size)
+
+    def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
+        """Copy the initial weights if the regularizer is used."""
+        self._layer(encoder)  # raises an error before anything is compiled
+        if self.settings.parameter_weight > 0:
+            self.pretrained = PretrainedWeights.of(encoder, self.settings.reference)
+
+    def _layer(self, encoder: Encoder) -> int:
+        return choose_layer(encoder, self.settings.layer)
+
+    def _compare(
+        self,
+        encoder: Encoder,
+        states: tuple[Float[Tensor, "pairs hidden"], Float[Tensor, "pairs hidden"]],
+        keys: tuple[Int[Tensor, "pairs"], Int[Tensor, "pairs"]],
+        weights: Float[Tensor, "pairs"],
+    ) -> LossTerms:
+        """Return the loss of pairs of states among those of all processes and the queue."""
+        src, tgt = (self._extract(side) for side in states)
+        own = PairFeatures(src, tgt, keys[0], keys[1], weights > 0)
+        gathered, all_weights, n_parts, first = own, weights, 1, 0
+        if self.training:  # validation reads the same batches in every process
+            *columns, all_weights = gather_rows(*own[:4], weights)
+            gathered, n_parts = PairFeatures._make([*columns, all_weights > 0]), n_processes()
+            first = process_number() * (len(all_weights) // n_parts)
+        candidates = gathered
+        if self.queue is not None:
+            both = zip(gathered, self.queue.pairs(), strict=True)
+            candidates = PairFeatures._make(map(torch.cat, both))
+        settings = self.settings
+        loss, n_right = info_nce(
+            own, candidates, first, weights, settings.temperature, settings.negatives
+        )
+        if self.queue is not None and self.training:
+            self.queue.push(gathered if self.keys_last else gathered.without_keys())
+        # DDP averages over the processes; the loss is the mean over the pairs of all of them.
+        total_weight = all_weights.sum()
+        scale = n_parts / torch.where(total_weight > 0, total_weight, 1.0)
+        figures = {"contrast": loss * scale, "accuracy": n_right * scale}
+        loss = figures["contrast"]
+        if self.pretrained is not None:
+            figures["parameters"] = self.pretrained.distance(encoder)
+            loss = loss + settings.parameter_weight * figures["parameters"]
+        return LossTerms(loss, figures)
+
+    def _extract(self, states: Float[Tensor, "pairs hidden"]) -> Float[Tensor, "pairs features"]:
+        """Return features of unit length."""
+        features = states if self.extractor is None else self.extractor(states)
+        return F.normalize(features, dim=-1)
+
+
+class WordContrastive(Contrastive):
+    """Distinguish the word that a word is linked with from all other linked words of the batch."""
+
+    needs_links: ClassVar[bool] = True
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self.keys_last = settings.spare == "text"
+
+    def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
+        """Return a collator of linked words."""
+        return WordPairCollator(special_tokens, shape, self.settings.spare)
+
+    def forward(self, encoder: Encoder, batch: WordPairBatch) -> LossTerms:
+        """Return the loss of linked words in separately encoded sentences."""
+        (states,) = encoder(batch.tokens, [self._layer(encoder)])
+        linked = batch.linked_states(states, self.settings.words)
+        offset = PROCESS_OFFSET * process_number() if self.settings.spare == "place" else 0
+        keys = (batch.src_keys + offset, batch.tgt_keys + offset)
+        with torch.autocast(states.device.type, enabled=False):
+            return self._compare(encoder, linked, keys, batch.weights)
+
+
+class SentenceContrastive(Contrastive):
+    """Distinguish the translation of a sentence from all other sentences of the batch.
+
+    This is not in the paper; retrieval and mining need it. Equal sentences and their translations
+    are not negatives of each other: one English sentence may be paired with many languages.
+    """
+
+    def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
+        """Copy the initial weights, and store the layer as the model's retrieval layer."""
+        super().start(encoder, languages)
+        encoder.config.calque = encoder.settings | {"retrieval_layer": self._layer(encoder)}
+
+    def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
+        """Return a collator of sentence pairs."""
+        return SentencePairCollator(special_tokens, shape)
+
+    def forward(self, encoder: Encoder, batch: SentencePairBatch) -> LossTerms:
+        """Return the loss of mean-pooled sentences."""
+        (states,) = encoder(batch.tokens, [self._layer(encoder)])
+        keys = (batch.src_keys, batch.tgt_keys)
+        with torch.autocast(states.device.type, enabled=False):
+            return self._compare(encoder, batch.pool(states), keys, batch.weights)
+
+
 @dataclass(frozen=True, slots=True)
-class SentencePairBatch(BatchOfArrays):
+class SentencePairBatch(TensorBatch):
     """Sentence pairs, each sentence a sequence of its own.
 
-    `owners` tell the sentence of every token: a source by the number of its pair, a target by
-    that plus the number of pairs; marks and padding are of none, twice the number of pairs. A
-    pair of weight 0 only fills the shape. Pairs with equal `src_keys` have equal sources.
+    `owners` is the sentence of every token: the pair number for a source, plus the number of pairs
+    for a target, and twice that number for special tokens and padding. A pair of weight 0 only
+    fills the shape. Pairs with equal `src_keys` have equal sources, and likewise for targets.
     """
 
     tokens: TokenBatch
@@ -118,7 +331,7 @@ class SentencePairBatch(BatchOfArrays):
     def pool(
         self, states: Float[Tensor, "tokens hidden"]
     ) -> tuple[Float[Tensor, "pairs hidden"], Float[Tensor, "pairs hidden"]]:
-        """Average the tokens of every sentence, marks excepted; one without tokens is zero."""
+        """Return the mean of the tokens of every sentence without special tokens."""
         n_pairs = len(self.weights)
         wide = states.to(torch.promote_types(states.dtype, torch.float32))
         sums = wide.new_zeros(2 * n_pairs + 1, wide.shape[1]).index_add(0, self.owners, wide)
@@ -130,242 +343,23 @@ class SentencePairBatch(BatchOfArrays):
 
 @dataclass(frozen=True, slots=True)
 class SentencePairCollator:
-    """Builds batches; with a shape, of always the same number of pairs, some of weight 0."""
+    """Builds batches of sentence pairs; with a shape, the number of pairs is fixed."""
 
-    marks: Marks
+    special_tokens: SpecialTokens
     shape: BatchShape | None
 
     def __call__(self, arrays: tuple[Ragged, ...], generator: torch.Generator) -> SentencePairBatch:
-        """Build one batch of sources and targets."""
+        """Return one batch of sources and targets."""
         src, tgt = arrays[:2]
-        tokens, owners = lay_apart((src, tgt), self.marks, self.shape, own_marks=False)
-        n_pairs = len(src.lengths)
-        room = n_pairs if self.shape is None else max(n_pairs, self.shape.sequences // 2)
-        shifted = owners + (room - n_pairs) * (owners >= n_pairs)  # targets begin after the room
-        owners = np.where(owners == 2 * n_pairs, 2 * room, shifted)
-        fill = (0, room - n_pairs)
-        weights = np.pad(np.ones(n_pairs, dtype=np.float32), fill)
-        keys = (np.pad(hash_sequences(side.ids, side.lengths), fill) for side in (src, tgt))
-        arrays_of_pairs = (torch.from_numpy(column) for column in (weights, *keys))
-        return SentencePairBatch(tokens, torch.from_numpy(owners), *arrays_of_pairs)
-
-
-# Keys that are places differ from process to process by this.
-PLACES = 1 << 40
-
-
-class ContrastiveSettings(ObjectiveSettings):
-    """What words and sentences have in common."""
-
-    # The layer whose states are compared; by default the last.
-    layer: int | None = None
-    temperature: float = Field(0.1, gt=0)
-    # "weak": the others of the other side; "strong": those of both sides.
-    negatives: Literal["weak", "strong"] = "weak"
-    # The width of the feature extractor's output; without one the states themselves are compared.
-    features: int | None = Field(None, gt=0)
-    # How many earlier pairs are negatives too.
-    queue: int = Field(0, ge=0)
-    # λ of λ · ‖θ − θ_pretrained‖², and where the pre-trained weights are held.
-    parameter_weight: float = Field(0.0, ge=0)
-    reference: Literal["device", "host"] = "device"
-
-
-class WordContrastiveSettings(ContrastiveSettings):
-    """Contrastive alignment of linked words as the recipe describes it."""
-
-    kind: Literal["word_contrastive"] = "word_contrastive"
-    words: Literal["first", "mean"] = "first"
-    features: int | None = Field(128, gt=0)
-    parameter_weight: float = Field(1.0, ge=0)
-    # What is no negative: the same word of the same sentence, or any word of the same text.
-    spare: Literal["place", "text"] = "place"
-
-
-class SentenceContrastiveSettings(ContrastiveSettings):
-    """Contrastive alignment of sentences as the recipe describes it."""
-
-    kind: Literal["sentence_contrastive"] = "sentence_contrastive"
-    temperature: float = Field(0.05, gt=0)
-
-
-def contrast(
-    similarity: Float[Tensor, "anchors candidates"],
-    positives: Int[Tensor, "anchors"],
-    allowed: Bool[Tensor, "anchors candidates"],
-) -> Float[Tensor, "anchors"]:
-    """Give −log(exp sim⁺ / (exp sim⁺ + Σ exp sim⁻)), the sum over the allowed candidates.
-
-    The positive always counts, allowed or not. Paper: the printed equations lack the minus.
-
-    >>> similarity, allowed = torch.zeros(1, 3), torch.tensor([[True, True, False]])
-    >>> round(contrast(similarity, torch.tensor([0]), allowed).item(), 4)  # ln 2
-    0.6931
-    """
-    places = positives[:, None]
-    counted = allowed.scatter(1, places, True)
-    totals = similarity.masked_fill(~counted, -torch.inf).logsumexp(dim=1)
-    return totals - similarity.gather(1, places)[:, 0]
-
-
-def info_nce(
-    mine: Rows,
-    everyone: Rows,
-    first: int,
-    weights: Float[Tensor, "pairs"],
-    temperature: float,
-    negatives: Literal["weak", "strong"],
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Sum both directions' weighted losses, halved, of this process's pairs; and how many win.
-
-    `everyone` are the pairs of all processes and of the queue, of which `mine` begin at `first`.
-    Pairs that share a source or a target are no negatives of each other.
-    """
-    places = first + torch.arange(len(mine.src), device=mine.src.device)
-    same = (mine.src_keys[:, None] == everyone.src_keys) | (
-        mine.tgt_keys[:, None] == everyone.tgt_keys
-    )
-    allowed = everyone.real & ~same
-    total, n_won = weights.new_zeros(()), weights.new_zeros(())
-    for anchors, near, far in (
-        (mine.src, everyone.tgt, everyone.src),
-        (mine.tgt, everyone.src, everyone.tgt),
-    ):
-        rivals, may = near, allowed
-        if negatives == "strong":  # the other side first: positives stay at their places
-            rivals, may = torch.cat([near, far]), torch.cat([allowed, allowed], dim=1)
-        similarity = anchors @ rivals.T / temperature
-        total = total + (contrast(similarity, places, may) * weights).sum() / 2
-        with torch.no_grad():
-            beaten = (similarity >= similarity.gather(1, places[:, None])) & may
-            n_won = n_won + (~beaten.any(dim=1) * weights).sum() / 2
-    return total, n_won
-
-
-class Contrastive(Objective):
-    """What contrasting words and contrasting sentences share: features, negatives, the loss."""
-
-    n_sides: ClassVar[int] = 2
-    reads_apart: ClassVar[bool] = True
-    uses_all_weights: ClassVar[bool] = False
-    # Whether keys mean the same in later batches, so that they may wait in the queue.
-    keys_last: bool = True
-
-    def __init__(self, settings: Any) -> None:
-        super().__init__(settings)
-        self.extractor: FeatureExtractor | None = None
-        self.queue: NegativeQueue | None = None
-        self.pretrained: PretrainedWeights | None = None
-
-    def n_marks(self, marks: Marks) -> int:
-        """Count `<s>` and `</s>` of both sentences."""
-        return 4
-
-    def add_weights(self, hidden_size: int, generator: torch.Generator) -> None:
-        """Make the feature extractor and the queue, if they are asked for."""
-        width = self.settings.features
-        if width is not None:
-            self.extractor = FeatureExtractor(hidden_size, width, generator)
-        if self.settings.queue:
-            self.queue = NegativeQueue(self.settings.queue, width or hidden_size)
-
-    def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Keep the weights to stay near to."""
-        self._layer(encoder)  # an impossible one is told before anything is compiled
-        if self.settings.parameter_weight > 0:
-            self.pretrained = PretrainedWeights.of(encoder, self.settings.reference)
-
-    def _layer(self, encoder: Encoder) -> int:
-        asked = self.settings.layer
-        return encoder.n_layers if asked is None else encoder.check_layer(asked)
-
-    def _compare(
-        self,
-        encoder: Encoder,
-        states: tuple[Float[Tensor, "pairs hidden"], Float[Tensor, "pairs hidden"]],
-        keys: tuple[Int[Tensor, "pairs"], Int[Tensor, "pairs"]],
-        weights: Float[Tensor, "pairs"],
-    ) -> LossTerms:
-        """Compute the loss of pairs of states among those of all processes and the queue."""
-        src, tgt = (self._extract(side) for side in states)
-        mine = Rows(src, tgt, keys[0], keys[1], weights > 0)
-        everyone, all_weights, n_shares, first = mine, weights, 1, 0
-        if self.training:  # validation reads the same batches in every process
-            *gathered, all_weights = gather_rows(*mine[:4], weights)
-            everyone, n_shares = Rows._make([*gathered, all_weights > 0]), n_processes()
-            first = process_number() * (len(all_weights) // n_shares)
-        rivals = everyone
-        if self.queue is not None:
-            rivals = Rows._make(map(torch.cat, zip(everyone, self.queue.rows(), strict=True)))
-        settings = self.settings
-        loss, n_won = info_nce(
-            mine, rivals, first, weights, settings.temperature, settings.negatives
+        tokens, owners = pack_separately(
+            (src, tgt), self.special_tokens, self.shape, own_special_tokens=False
         )
-        if self.queue is not None and self.training:
-            self.queue.push(everyone if self.keys_last else everyone.without_keys())
-        # DDP takes the mean over the processes; the loss is one mean over all their pairs.
-        total_weight = all_weights.sum()
-        scale = n_shares / torch.where(total_weight > 0, total_weight, 1.0)
-        figures = {"contrast": loss * scale, "accuracy": n_won * scale}
-        return self._stay_near(encoder, figures)
-
-    def _stay_near(self, encoder: Encoder, figures: dict[str, Float[Tensor, ""]]) -> LossTerms:
-        """Add the distance to the pre-trained weights."""
-        loss = figures["contrast"]
-        if self.pretrained is not None:
-            figures["parameters"] = self.pretrained.distance(encoder)
-            loss = loss + self.settings.parameter_weight * figures["parameters"]
-        return LossTerms(loss, figures)
-
-    def _extract(self, states: Float[Tensor, "pairs hidden"]) -> Float[Tensor, "pairs features"]:
-        """Give features of unit length."""
-        features = states if self.extractor is None else self.extractor(states)
-        return F.normalize(features, dim=-1)
-
-
-class WordContrastive(Contrastive):
-    """Tell the word that a word is linked with from all other linked words of the batch."""
-
-    needs_links: ClassVar[bool] = True
-
-    def __init__(self, settings: Any) -> None:
-        super().__init__(settings)
-        self.keys_last = settings.spare == "text"
-
-    def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
-        """Batches of linked words."""
-        return WordPairCollator(marks, shape, self.settings.spare)
-
-    def forward(self, encoder: Encoder, batch: WordPairBatch) -> LossTerms:
-        """Encode the sentences apart and compare their linked words."""
-        (states,) = encoder(batch.tokens, [self._layer(encoder)])
-        linked = batch.linked_states(states, self.settings.words)
-        shift = PLACES * process_number() if self.settings.spare == "place" else 0
-        keys = (batch.src_keys + shift, batch.tgt_keys + shift)
-        with torch.autocast(states.device.type, enabled=False):
-            return self._compare(encoder, linked, keys, batch.weights)
-
-
-class SentenceContrastive(Contrastive):
-    """Tell a sentence's translation from all other sentences of the batch.
-
-    Beyond the paper: what retrieval and mining need. Equal sentences are no negatives of each
-    other, nor are their translations: the same English sentence may come with many languages.
-    """
-
-    def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Keep the weights to stay near to; the finished model is to be compared at this layer."""
-        super().start(encoder, languages)
-        choices = {"retrieval_layer": self._layer(encoder)}
-        encoder.config.calque = encoder.settings | choices
-
-    def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
-        """Batches of sentence pairs."""
-        return SentencePairCollator(marks, shape)
-
-    def forward(self, encoder: Encoder, batch: SentencePairBatch) -> LossTerms:
-        """Encode the sentences apart, average their tokens and compare them."""
-        (states,) = encoder(batch.tokens, [self._layer(encoder)])
-        keys = (batch.src_keys, batch.tgt_keys)
-        with torch.autocast(states.device.type, enabled=False):
-            return self._compare(encoder, batch.pool(states), keys, batch.weights)
+        n_pairs = len(src.lengths)
+        capacity = n_pairs if self.shape is None else max(n_pairs, self.shape.sequences // 2)
+        n_fill = capacity - n_pairs
+        shifted = owners + n_fill * (owners >= n_pairs)  # targets start at `capacity`
+        owners = np.where(owners == 2 * n_pairs, 2 * capacity, shifted)
+        weights = np.pad(np.ones(n_pairs, dtype=np.float32), (0, n_fill))
+        keys = (np.pad(hash_sequences(side.ids, side.lengths), (0, n_fill)) for side in (src, tgt))
+        columns = (torch.from_numpy(column) for column in (weights, *keys))
+        return SentencePairBatch(tokens, torch.from_numpy(owners), *columns)

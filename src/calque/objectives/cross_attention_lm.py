@@ -1,7 +1,7 @@
-"""Masked language modelling with and without a pair to read (CA-MLM of VECO, Luo et al., 2021).
+"""Cross-attention masked language modeling: CA-MLM of VECO (Luo et al., 2021).
 
-The paper's objective on bitext is the sum of this and of TLM: a recipe lists both. On plain text, a
-sentence is paired with the one before it.
+The paper's objective on bitext is the sum of this objective and TLM: a recipe lists both. On plain
+text, a sentence is paired with the sentence before it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import torch
 from pydantic import Field
 
 from calque.errors import InputError
+from calque.models.heads import NO_LABEL
 from calque.models.veco import Veco
-from calque.objectives.base import BatchOfArrays, Marks, Objective, ObjectiveSettings
-from calque.objectives.masked_lm import IGNORED, mask_batch, masked_lm_losses, masking_rules
+from calque.objectives.base import Objective, ObjectiveSettings, TensorBatch
+from calque.objectives.masked_lm import mask_batch, masked_lm_loss, masking_rules
 from calque.tokens.layout import PairedTokens, pack_pairs
 from calque.tokens.masking import MaskingRules
-from calque.tokens.ragged import BatchShape, Ragged, add_marks
+from calque.tokens.ragged import BatchShape, Ragged, add_special_tokens
+from calque.tokens.tokenizer import SpecialTokens
 from calque.types import LossTerms, TokenBatch
 
 if TYPE_CHECKING:
@@ -34,10 +36,10 @@ TERMS = ("left", "right", "left_with_right", "right_with_left")
 
 
 class CrossAttentionLMSettings(ObjectiveSettings):
-    """CA-MLM as the recipe describes it."""
+    """Settings of CA-MLM in a recipe."""
 
     kind: Literal["cross_attention_lm"] = "cross_attention_lm"
-    # Paper: 0.25 of bitext, 0.15 of plain text.
+    # Paper: 0.25 on bitext, 0.15 on plain text.
     probability: float = Field(0.25, gt=0, lt=1)
     # "translations": bitext; "neighbors": a line of plain text and the line before it.
     pairs: Literal["translations", "neighbors"] = "translations"
@@ -48,10 +50,10 @@ def cross_attention_lm_terms(
     labels: Int[Tensor, "masked"],
     is_right: Bool[Tensor, "masked"],
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "4"]]:
-    """Sum −log P(x|x̂), −log P(y|ŷ), −log P(x|ŷ,x̂), −log P(y|x̂,ŷ) over a batch, per hidden token.
+    """Return −log P(x|x̂) − log P(y|ŷ) − log P(x|ŷ,x̂) − log P(y|x̂,ŷ) per masked token (VECO, Eq. 1).
 
-    The rows of `losses` are those of a sentence read alone, and with its pair. Also give the four
-    terms, each as a mean over its own tokens; labels of −100 count for nothing.
+    The rows of `losses` are those of a sentence encoded alone, and with its pair. The four terms
+    are returned too, each as a mean over its own tokens. Labels of `NO_LABEL` are ignored.
 
     >>> labels, is_right = torch.tensor([7, 8, -100]), torch.tensor([False, True, False])
     >>> losses = torch.tensor([[4.0, 3.0, 0.0], [2.0, 1.0, 0.0]])
@@ -59,59 +61,59 @@ def cross_attention_lm_terms(
     >>> loss.item(), terms.tolist()
     (5.0, [4.0, 3.0, 2.0, 1.0])
     """
-    is_real = labels != IGNORED
+    is_real = labels != NO_LABEL
     sides = torch.stack([is_real & ~is_right, is_real & is_right]).to(losses.dtype)
     sums = losses @ sides.T
     return sums.sum() / is_real.sum(), (sums / sides.sum(dim=1).clamp(min=1)).flatten()
 
 
 class CrossAttentionLM(Objective):
-    """Guess hidden tokens twice: from their own sentence alone, and reading the paired one, too.
+    """Predict masked tokens twice: from their own sentence, and with cross-attention to its pair.
 
-    Both sentences are corrupted. Through what is read of the pair nothing is learnt.
+    Both sentences are masked. No gradient flows through the states that cross-attention reads.
     """
 
     n_sides: ClassVar[int] = 2
 
     @property
     def pairs_neighbors(self) -> bool:
-        """Whether pairs are made of plain text."""
+        """Whether pairs are neighboring lines of plain text."""
         return bool(self.settings.pairs == "neighbors")
 
-    def n_marks(self, marks: Marks) -> int:
-        """Count `<s>` and `</s>` of both sentences."""
+    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
+        """Return 4: `<s>` and `</s>` of both sentences."""
         return 4
 
-    def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
-        """Batches of sentence pairs, each sentence a sequence of its own."""
-        return CrossCollator(marks, masking_rules(marks, self.settings.probability), shape)
+    def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
+        """Return a collator of sentence pairs, each sentence a sequence of its own."""
+        rules = masking_rules(special_tokens, self.settings.probability)
+        return CrossAttentionCollator(special_tokens, rules, shape)
 
     def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Refuse an encoder that has nothing to read a pair with."""
+        """Raise an error if the encoder has no cross-attention."""
         if not isinstance(encoder, Veco):
             raise InputError(
-                "cross_attention_lm: this encoder has no cross-attention",
+                "cross_attention_lm needs an encoder with cross-attention",
                 fix="set model.cross_attention: self",
             )
 
-    def forward(self, encoder: Encoder, batch: CrossBatch) -> LossTerms:
-        """Encode alone and reading the pair, and predict hidden tokens from the one and the other.
-
-        The head sees hidden places alone, of both readings at once.
-        """
-        alone, paired = read_both_ways(encoder, batch.pairs)
-        states = torch.cat([alone[batch.masked], paired[batch.masked]])
-        features = encoder.predict_features(states)
-        losses = masked_lm_losses(features, *encoder.output_layer(), batch.labels.repeat(2))
+    def forward(self, encoder: Encoder, batch: CrossAttentionBatch) -> LossTerms:
+        """Return the loss; the language-modeling head runs on the masked positions of H and S."""
+        alone, paired = encode_alone_and_paired(encoder, batch.pairs)
+        hidden_states = torch.cat([alone[batch.masked], paired[batch.masked]])
+        features = encoder.lm_features(hidden_states)
+        losses = masked_lm_loss(
+            features, *encoder.output_layer(), batch.labels.repeat(2), reduction="none"
+        )
         is_right = batch.pairs.is_right[batch.masked]
         loss, terms = cross_attention_lm_terms(losses.view(2, -1), batch.labels, is_right)
         return LossTerms(loss, dict(zip(TERMS, terms.unbind(), strict=True)))
 
 
-def read_both_ways(
+def encode_alone_and_paired(
     encoder: Encoder, pairs: PairedTokens
 ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
-    """Give H, of every sentence alone, and S, for which it reads the H of its partner."""
+    """Return H, of every sentence alone, and S, for which it reads the H of its partner."""
     assert isinstance(encoder, Veco)
     (alone,) = encoder(pairs.tokens)
     read = alone.detach()[pairs.order]
@@ -119,8 +121,8 @@ def read_both_ways(
 
 
 @dataclass(frozen=True, slots=True)
-class CrossBatch(BatchOfArrays):
-    """Corrupted pairs, the places of their hidden tokens and what stood there."""
+class CrossAttentionBatch(TensorBatch):
+    """Masked pairs, the positions of their masked tokens and the original tokens."""
 
     pairs: PairedTokens
     masked: Int[Tensor, "masked"]
@@ -128,21 +130,27 @@ class CrossBatch(BatchOfArrays):
 
     @property
     def tokens(self) -> TokenBatch:
-        """Give the sentences of all pairs."""
+        """The sentences of all pairs."""
         return self.pairs.tokens
 
 
 @dataclass(frozen=True, slots=True)
-class CrossCollator:
-    """Builds batches: marks around each sentence, pairs side by side, masking."""
+class CrossAttentionCollator:
+    """Builds batches: special tokens around each sentence, pairs side by side, masking."""
 
-    marks: Marks
+    special_tokens: SpecialTokens
     rules: MaskingRules
     shape: BatchShape | None
 
-    def __call__(self, sides: tuple[Ragged, ...], generator: torch.Generator) -> CrossBatch:
-        """Build one batch."""
-        left, right = (add_marks(side, self.marks.first, self.marks.last) for side in sides[:2])
-        pairs = pack_pairs(left, right, shape=self.shape, pad_id=self.marks.pad)
-        hidden = mask_batch(pairs.tokens, self.rules, generator, self.shape)
-        return CrossBatch(replace(pairs, tokens=hidden.tokens), hidden.masked, hidden.labels)
+    def __call__(
+        self, sides: tuple[Ragged, ...], generator: torch.Generator
+    ) -> CrossAttentionBatch:
+        """Return one batch."""
+        special = self.special_tokens
+        left, right = (
+            add_special_tokens(side, special.cls_id, special.sep_id) for side in sides[:2]
+        )
+        pairs = pack_pairs(left, right, shape=self.shape, pad_id=special.pad_id)
+        masked = mask_batch(pairs.tokens, self.rules, generator, self.shape)
+        pairs = replace(pairs, tokens=masked.tokens)
+        return CrossAttentionBatch(pairs, masked.masked, masked.labels)

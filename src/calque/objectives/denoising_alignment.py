@@ -1,12 +1,4 @@
-"""Batches of sentence pairs for word alignment: masked, whole, and which token is on which side.
-
-Whether a model's self-labels are worth learning from: it must tell translations from others.
-
-A diagonal links the words of any two sentences equally well. Labels that are better than that
-follow what words mean, and then a sentence's words find clearer partners in its translation than
-in another sentence of that length. Equal tokens do not count: to match them needs no knowledge.
-
-Denoising word alignment: hidden tokens point at their self-labelled partners, beside TLM.
+"""Denoising word alignment: masked tokens point to their self-labeled partners; plus TLM.
 
 Chi et al., 2021 (XLM-Align). One forward pass of the masked pair serves both losses.
 """
@@ -14,37 +6,34 @@ Chi et al., 2021 (XLM-Align). One forward pass of the masked pair serves both lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from calque.models.heads import PointerNetwork
-from calque.objectives.base import Marks, Objective, ObjectiveSettings
-from calque.objectives.masked_lm import (
-    IGNORED,
-    join_sides,
-    mark_sides,
-    mask_batch,
-    masked_lm_loss,
-    masking_rules,
-    note_positions,
-    swap_sides,
+from calque.models.heads import NO_LABEL, PointerNetwork
+from calque.objectives.base import (
+    Objective,
+    ObjectiveSettings,
+    TensorBatch,
+    choose_layer,
+    evaluation_mode,
 )
+from calque.objectives.masked_lm import mask_batch, masked_lm_loss, masking_rules, store_positions
+from calque.objectives.self_label_check import MIN_ACCURACY, self_label_accuracy
 from calque.objectives.self_labels import (
-    LEFT,
     NEITHER,
-    RIGHT,
     LabelRules,
     PairBlocks,
     compare_states,
     find_links,
-    share_on_links,
+    token_sides,
 )
-from calque.tokens.ragged import BatchShape, Ragged, pack, ranges, reorder
+from calque.tokens.layout import add_pair_special_tokens, join_sides, swap_sides
+from calque.tokens.ragged import BatchShape, Ragged, pack, ranges
+from calque.tokens.tokenizer import SpecialTokens
 from calque.types import LossTerms, MaskedBatch, TokenBatch
 
 if TYPE_CHECKING:
@@ -56,218 +45,14 @@ if TYPE_CHECKING:
     from calque.objectives.base import Collate
     from calque.tokens.masking import MaskingRules
 
-    IntArray = npt.NDArray[np.int64]
-
-N_SIDES = 3  # neither counts as one
-
-
-@dataclass(frozen=True, slots=True)
-class AlignmentBatch:
-    """Masked pairs, the pairs to label without masks, and where the tokens of both sides lie.
-
-    The arrays are those of the clean tokens. `flat` are their places among the masked tokens, or
-    None where all pairs are labelled. `edges` are the ends of a token's place in its sentence,
-    as shares of the sentence; `chance` is a random number.
-    """
-
-    hidden: MaskedBatch
-    clean: TokenBatch
-    flat: Int[Tensor, "clean"] | None
-    sides: Int[Tensor, "clean"]
-    edges: Float[Tensor, "clean 2"]
-    is_hidden: Bool[Tensor, "clean"]
-    chance: Float[Tensor, "clean"]
-    links: Bool[Tensor, "blocks width width"] | None = None
-
-    @property
-    def tokens(self) -> TokenBatch:
-        """Give the masked pairs."""
-        return self.hidden.tokens
-
-    def pin_memory(self) -> AlignmentBatch:
-        """Move the arrays to page-locked memory, from which copies to a GPU do not wait."""
-        return self._with_each(self.hidden.pin_memory(), lambda array: array.pin_memory())
-
-    def to(self, device: torch.device | str) -> AlignmentBatch:
-        """Copy the arrays to a device, without waiting for the copy."""
-        return self._with_each(
-            self.hidden.to(device), lambda array: array.to(device, non_blocking=True)
-        )
-
-    def _with_each(self, hidden: MaskedBatch, act: Callable[[Tensor], Tensor]) -> AlignmentBatch:
-        clean = replace(self.clean, **_map_arrays(self.clean, act))
-        return replace(self, hidden=hidden, clean=clean, **_map_arrays(self, act))
-
-
-def _map_arrays(record: Any, act: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {name: act(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
-
-
-@dataclass(frozen=True, slots=True)
-class AlignmentCollator:
-    """Builds batches: TLM's pairs, what stood there before masking, and what labelling needs."""
-
-    marks: Marks
-    rules: MaskingRules
-    shape: BatchShape | None
-    reset: bool
-    label_share: float
-
-    def __call__(self, sides: tuple[Ragged, ...], generator: torch.Generator) -> AlignmentBatch:
-        """Build one batch."""
-        left, right = swap_sides(sides[0], sides[1], generator)
-        tokens, token_sides = self._pack(left, right)
-        hidden = mask_batch(tokens, self.rules, generator, self.shape)
-        is_hidden = torch.zeros(len(tokens.ids), dtype=torch.bool)
-        is_hidden[hidden.masked[hidden.labels != IGNORED]] = True
-        edges = torch.from_numpy(find_edges(token_sides.numpy()))
-        clean, flat = choose_pairs(tokens, self.label_share, generator)
-        if flat is not None:
-            token_sides, edges, is_hidden = token_sides[flat], edges[flat], is_hidden[flat]
-        chance = torch.rand(len(clean.ids), generator=generator)
-        return AlignmentBatch(hidden, clean, flat, token_sides, edges, is_hidden, chance)
-
-    def _pack(self, left: Ragged, right: Ragged) -> tuple[TokenBatch, Int[Tensor, "tokens"]]:
-        """Join and pack the pairs; a token's side travels along with its position."""
-        marked = mark_sides(left, right, self.marks)
-        pairs, positions = join_sides(*marked, reset=self.reset)
-        both = positions * N_SIDES + flag_sides(left, right, self.marks)
-        tokens = pack(pairs, positions=both, shape=self.shape, pad_id=self.marks.pad)
-        flat_sides = (tokens.positions % N_SIDES).to(torch.int8)
-        return replace(tokens, positions=tokens.positions // N_SIDES), flat_sides
-
-
-def flag_sides(left: Ragged, right: Ragged, marks: Marks) -> IntArray:
-    """Tell the side of every token of joined pairs, marks on neither."""
-    flags = Ragged(np.full(len(left.ids), LEFT), left.lengths)
-    others = Ragged(np.full(len(right.ids), RIGHT), right.lengths)
-    neither = replace(marks, first=NEITHER, last=NEITHER)
-    return join_sides(*mark_sides(flags, others, neither), reset=True)[0].ids
-
-
-def find_edges(sides: npt.NDArray[np.int8]) -> npt.NDArray[np.float32]:
-    """Give the ends of every token's place in its sentence, as shares of the sentence.
-
-    Sentences are what lies between marks.
-
-    >>> find_edges(np.array([0, 1, 0, 2, 2, 0], dtype=np.int8))[[1, 3, 4]].tolist()
-    [[0.0, 1.0], [0.0, 0.5], [0.5, 1.0]]
-    """
-    steps = np.diff(sides != NEITHER, prepend=False, append=False).nonzero()[0]
-    starts, stops = steps[::2], steps[1::2]
-    lengths = stops - starts
-    index, n_tokens = ranges(np.zeros_like(lengths), lengths), np.repeat(lengths, lengths)
-    edges = np.zeros((len(sides), 2), dtype=np.float32)
-    edges[ranges(starts, lengths)] = np.stack([index, index + 1], axis=1) / n_tokens[:, None]
-    return edges
-
-
-def choose_pairs(
-    tokens: TokenBatch, share: float, generator: torch.Generator
-) -> tuple[TokenBatch, Int[Tensor, "chosen"] | None]:
-    """Choose a share of the pairs, or of the rows that hold them; give their flat places too."""
-    if share == 1:
-        return tokens, None
-    bounds = tokens.offsets.numpy().astype(np.int64)
-    starts, lengths = bounds[:-1], np.diff(bounds)
-    starts, lengths = starts[lengths > 0], lengths[lengths > 0]
-    block_of = starts // tokens.row if tokens.row else np.arange(len(starts))
-    n_blocks = int(block_of[-1]) + 1
-    n_chosen = max(1, round(share * n_blocks))
-    chosen = torch.randperm(n_blocks, generator=generator)[:n_chosen].numpy()
-    kept = np.isin(block_of, chosen)
-    starts, lengths = starts[kept], lengths[kept]
-    offsets = np.full(len(bounds) if tokens.row else len(starts) + 1, lengths.sum())
-    offsets[: len(starts)] = np.cumsum(lengths) - lengths
-    flat = torch.from_numpy(ranges(starts, lengths))
-    longest = tokens.row or int(lengths.max())
-    clean = replace(
-        tokens,
-        ids=tokens.ids[flat],
-        positions=tokens.positions[flat],
-        offsets=torch.from_numpy(offsets.astype(np.int32)),
-        longest=longest,
-        n_real=len(flat),
-    )
-    return clean, flat
-
-
-# Pairs looked at, the fewest that allow a verdict, and the share of them to be told from
-# mismatched ones. Chance gives a half.
-N_CHECKED, FEWEST_CHECKED, LEAST_TOLD = 256, 16, 2 / 3
-
-
-def tell_translations(
-    encoder: Encoder,
-    src: Ragged,
-    tgt: Ragged,
-    marks: Marks,
-    layer: int,
-    rules: LabelRules,
-    *,
-    reset: bool,
-) -> tuple[float, int] | None:
-    """Give the share of pairs whose links are clearer than with another sentence, and of how many.
-
-    None if there are too few pairs to say. `reset` tells how positions are counted.
-    """
-    others = reorder(tgt, pair_with_others(tgt.lengths))
-    n_tokens = src.lengths + np.maximum(tgt.lengths, others.lengths) + marks.between + 2
-    kept = (n_tokens <= encoder.max_tokens).nonzero()[0][:N_CHECKED]
-    if len(kept) < FEWEST_CHECKED:
-        return None
-    true, false = (
-        measure_clarity(
-            encoder, reorder(src, kept), reorder(side, kept), marks, layer, rules, reset=reset
-        )
-        for side in (tgt, others)
-    )
-    told = (true > false).float() + 0.5 * (true == false)
-    return float(told.mean()), len(kept)
-
-
-def pair_with_others(lengths: IntArray) -> IntArray:
-    """Give every sentence another one, the next by length.
-
-    >>> pair_with_others(np.array([5, 3, 9])).tolist()
-    [2, 0, 1]
-    """
-    order = np.argsort(lengths, kind="stable")
-    partners = np.empty_like(order)
-    partners[order] = np.roll(order, -1)
-    return partners
-
-
-def measure_clarity(
-    encoder: Encoder,
-    src: Ragged,
-    tgt: Ragged,
-    marks: Marks,
-    layer: int,
-    rules: LabelRules,
-    *,
-    reset: bool,
-) -> Float[Tensor, "pairs"]:
-    """Encode pairs, and tell how clearly the tokens of each are linked."""
-    pairs, positions = join_sides(*mark_sides(src, tgt, marks), reset=reset)
-    device = next(encoder.parameters()).device
-    tokens = pack(pairs, positions=positions, pad_id=marks.pad).to(device)
-    (states,) = encoder(tokens, [layer])
-    sides = torch.from_numpy(flag_sides(src, tgt, marks)).to(device)
-    blocks = PairBlocks.of(tokens, sides)
-    ids = blocks.lay(tokens.ids)
-    cells = blocks.cells() & (ids[:, :, None] != ids[:, None, :])
-    return share_on_links(compare_states(blocks.lay(states), rules.similarity), cells, rules)
-
-
-# Paper: layer 10 of 12 labels.
+# Paper: labels come from layer 10 of 12.
 LABEL_DEPTH = 10 / 12
 DEFAULT_SHARPNESS = {"dot": 1.0, "cosine": 10.0}
+N_SIDES = 3  # left, right and neither
 
 
 class DenoisingAlignmentSettings(ObjectiveSettings):
-    """XLM-Align's TLM and pointer losses as the recipe describes them."""
+    """Settings of XLM-Align's TLM and pointer losses in a recipe."""
 
     kind: Literal["denoising_alignment"] = "denoising_alignment"
     probability: float = Field(0.15, gt=0, lt=1)
@@ -275,28 +60,28 @@ class DenoisingAlignmentSettings(ObjectiveSettings):
     positions: Literal["reset", "continue"] = "continue"
     tlm_weight: float = Field(1.0, ge=0)
     pointer_weight: float = Field(1.0, ge=0)
-    # "sum": of the two mean losses; "token": the mean over all hidden tokens and queries together.
+    # "sum" of the two mean losses; "token": mean over all masked tokens and queries together.
     reduction: Literal["sum", "token"] = "sum"
-    # The layer whose states label; by default ten twelfths of the way up.
+    # The layer whose states give the labels. Default: 10/12 of the layers.
     label_layer: int | None = None
-    # The share of the pairs that is labelled: labels cost a forward pass without gradients.
+    # The fraction of pairs that are labeled: labels cost a forward pass without gradients.
     label_share: float = Field(1.0, gt=0, le=1)
     similarity: Literal["dot", "cosine"] = "dot"
-    # The exponent of the transport's kernel, for products 1/μ; by default 1 for dot, 10 for cosine.
+    # The exponent of the transport kernel, 1/μ for dot products. Default: 1 for dot, 10 for cosine.
     sharpness: float | None = Field(None, gt=0)
     labels: Literal["transport", "argmax"] = "transport"
-    # "argmax": links that are best from both sides; "union": from either, without any filter.
+    # "argmax": links that are best from both sides; "union": from either side, without a filter.
     filter: Literal["itermax", "argmax", "union"] = "itermax"
     iterations: int = Field(2, gt=0)
     rounds: int = Field(2, gt=0)
     alpha: float = Field(0.9, gt=0, le=1)
-    # The layer whose states the pointer reads; by default the last.
+    # The layer whose states the pointer network reads. Default: the last.
     pointer_layer: int | None = None
-    # Who points: hidden tokens, as many others (by `probability`), or one end of every link.
+    # Query positions: masked tokens, unmasked ones (with `probability`), or one end of every link.
     queries: Literal["masked", "unmasked", "all"] = "masked"
 
     def label_rules(self) -> LabelRules:
-        """Give what the mathematics of labelling needs."""
+        """Return the rules of self-labeling."""
         return LabelRules(
             self.similarity,
             self.sharpness or DEFAULT_SHARPNESS[self.similarity],
@@ -313,9 +98,10 @@ def pointer_loss(
     links: Bool[Tensor, "blocks queries keys"],
     allowed: Bool[Tensor, "blocks queries keys"],
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-    """Give the mean over linked queries of −mean over its links of log softmax, and their number.
+    """Return the mean pointer loss over linked queries and their number (XLM-Align, Eq. 15).
 
-    The softmax is over the allowed keys. Paper: a query has one link; here it may have several.
+    The loss of a query is the mean over its links of −log softmax over the allowed keys. Paper: a
+    query has one link; here it may have several.
 
     >>> links, allowed = torch.tensor([[[True, False]]]), torch.tensor([[[True, True]]])
     >>> loss, n_queries = pointer_loss(torch.zeros(1, 1, 2), links, allowed)
@@ -323,7 +109,7 @@ def pointer_loss(
     (0.6931, 1)
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    # A finite stand-in for −∞: a token without partners would otherwise give NaN.
+    # A finite value instead of −∞: a token without partners would otherwise give NaN.
     totals = wide.masked_fill(~allowed, torch.finfo(wide.dtype).min).logsumexp(dim=-1)
     n_links = links.sum(dim=-1)
     linked = (wide * links).sum(dim=-1) / n_links.clamp(min=1)
@@ -332,8 +118,32 @@ def pointer_loss(
     return losses.sum() / n_queries.clamp(min=1), n_queries
 
 
+@dataclass(frozen=True, slots=True)
+class AlignmentBatch(TensorBatch):
+    """Masked pairs, and the unmasked pairs that are labeled.
+
+    All arrays below `clean` are those of its tokens. `flat` are their indices among the masked
+    tokens, None if all pairs are labeled. `spans` are start and end of a token relative to the
+    length of its sentence; `chance` is a random number in [0, 1); `links` are the self-labels.
+    """
+
+    masked: MaskedBatch
+    clean: TokenBatch
+    flat: Int[Tensor, "clean"] | None
+    sides: Int[Tensor, "clean"]
+    spans: Float[Tensor, "clean 2"]
+    is_masked: Bool[Tensor, "clean"]
+    chance: Float[Tensor, "clean"]
+    links: Bool[Tensor, "blocks width width"] | None = None
+
+    @property
+    def tokens(self) -> TokenBatch:
+        """The masked pairs."""
+        return self.masked.tokens
+
+
 class DenoisingAlignment(Objective):
-    """Guess hidden tokens, and which tokens of the translation they stand for."""
+    """Predict masked tokens, and the tokens of the translation that they are aligned to."""
 
     n_sides: ClassVar[int] = 2
     pointer: PointerNetwork
@@ -342,149 +152,228 @@ class DenoisingAlignment(Objective):
         super().__init__(settings)
         self._label: Callable[..., Tensor] = label_pairs
 
-    def n_marks(self, marks: Marks) -> int:
-        """Count the marks around and between the two sentences."""
-        return 2 + marks.between
+    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
+        """Return the number of special tokens around and between the two sentences."""
+        return 2 + special_tokens.n_between
 
     def add_weights(self, hidden_size: int, generator: torch.Generator) -> None:
-        """Make the pointer network."""
+        """Create the pointer network."""
         self.pointer = PointerNetwork(hidden_size, generator)
 
     def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Let the model say how positions count in a pair."""
-        note_positions(encoder, self.settings.positions)
+        """Store with the model how positions are counted in a pair."""
+        store_positions(encoder, self.settings.positions)
 
-    def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
-        """Batches of sentence pairs."""
+    def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
+        """Return a collator of sentence pairs."""
         return AlignmentCollator(
-            marks,
-            masking_rules(marks, self.settings.probability),
+            special_tokens,
+            masking_rules(special_tokens, self.settings.probability),
             shape,
             self.settings.positions == "reset",
             self.settings.label_share,
         )
 
     def compile(self, *arguments: Any, **options: Any) -> None:
-        """Compile the losses, and the labelling apart from them: it runs without dropout."""
+        """Compile the losses, and separately the labeling, which runs without dropout."""
         super().compile(*arguments, **options)
         self._label = torch.compile(label_pairs, *arguments, **options)
 
     def prepare(self, encoder: Encoder, batch: AlignmentBatch) -> AlignmentBatch:
-        """Label the pairs with the model as it is now."""
-        with torch.no_grad(), no_dropout(encoder):
+        """Add the labels of the current model."""
+        with torch.no_grad(), evaluation_mode(encoder):
             layer, rules = self._label_layer(encoder), self.settings.label_rules()
             return replace(batch, links=self._label(encoder, batch, layer, rules))
 
     def forward(self, encoder: Encoder, batch: AlignmentBatch) -> LossTerms:
-        """Encode the masked pairs once, predict hidden tokens and point from them to partners."""
+        """Return the TLM loss and the pointer loss of one forward pass."""
         if batch.links is None:
             batch = self.prepare(encoder, batch)
-        layers = [encoder.n_layers, self._pointer_layer(encoder)]
-        states, pointed = encoder(batch.tokens, layers)
-        features = encoder.predict_features(states[batch.hidden.masked])
-        tlm = masked_lm_loss(features, *encoder.output_layer(), batch.hidden.labels)
+        layers = [encoder.n_layers, choose_layer(encoder, self.settings.pointer_layer)]
+        last, pointed = encoder(batch.tokens, layers)
+        features = encoder.lm_features(last[batch.masked.masked])
+        tlm = masked_lm_loss(features, *encoder.output_layer(), batch.masked.labels)
         blocks = PairBlocks.of(batch.clean, batch.sides)
-        pointer, n_queries = self._point(batch, blocks, pointed)
-        n_hidden = (batch.hidden.labels != IGNORED).sum()
-        loss = self._combine(tlm, n_hidden, pointer, n_queries)
+        pointer, n_queries = self._pointer_loss(batch, blocks, pointed)
+        n_masked = (batch.masked.labels != NO_LABEL).sum()
+        loss = self._combine(tlm, n_masked, pointer, n_queries)
         return LossTerms(loss, {"tlm": tlm, "pointer": pointer} | describe_links(batch, blocks))
 
-    def find_fault(
-        self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]
+    def find_problem(
+        self,
+        encoder: Encoder,
+        special_tokens: SpecialTokens,
+        examples: Iterator[tuple[Ragged, ...]],
     ) -> str | None:
-        """Warn where the labels to come would be no better than a diagonal."""
-        self._pointer_layer(encoder)  # an impossible one is told before anything is compiled
-        layer, rules = self._label_layer(encoder), self.settings.label_rules()
-        (src, tgt), reset = next(examples), self.settings.positions == "reset"
-        with torch.no_grad(), no_dropout(encoder):
-            found = tell_translations(encoder, src, tgt, marks, layer, rules, reset=reset)
-        if found is None or found[0] >= LEAST_TOLD:
+        """Return a warning if the self-labels are no better than a diagonal alignment."""
+        settings = self.settings
+        choose_layer(encoder, settings.pointer_layer)  # raises an error before anything is compiled
+        (src, tgt), layer = next(examples), self._label_layer(encoder)
+        with torch.no_grad(), evaluation_mode(encoder):
+            result = self_label_accuracy(
+                encoder,
+                src,
+                tgt,
+                special_tokens,
+                layer,
+                settings.label_rules(),
+                reset=settings.positions == "reset",
+            )
+        if result is None or result[0] >= MIN_ACCURACY:
             return None
         return (
-            f"the self-labels are no better than a diagonal: they tell {found[0]:.0%} of "
-            f"{found[1]} pairs from mismatched ones, and chance tells 50% "
+            f"the self-labels are no better than a diagonal: they distinguish {result[0]:.0%} of "
+            f"{result[1]} pairs from mismatched ones, and chance gives 50% "
             "(set model.start to an encoder trained on several languages)"
         )
 
     def _label_layer(self, encoder: Encoder) -> int:
-        if self.settings.label_layer is None:
-            return round(LABEL_DEPTH * encoder.n_layers)
-        return encoder.check_layer(self.settings.label_layer)
+        return choose_layer(encoder, self.settings.label_layer, LABEL_DEPTH)
 
-    def _pointer_layer(self, encoder: Encoder) -> int:
-        asked = self.settings.pointer_layer
-        return encoder.n_layers if asked is None else encoder.check_layer(asked)
-
-    def _point(
+    def _pointer_loss(
         self, batch: AlignmentBatch, blocks: PairBlocks, states: Float[Tensor, "tokens hidden"]
     ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Compute the pointer's loss, and from how many tokens."""
+        """Return the loss of the pointer network and the number of queries."""
         assert batch.links is not None
         if self.settings.queries == "masked":
-            asking = self.pointer.seek(states[batch.hidden.masked])
-            # Places that only fill the shape are at token 0, a mark, which has no links.
-            sought = asking.new_zeros(states.shape).index_copy(0, batch.hidden.masked, asking)
+            masked = batch.masked.masked
+            queries = self.pointer.project_queries(states[masked])
+            # Positions that only fill the shape are token 0, a special token without links.
+            queries = queries.new_zeros(states.shape).index_copy(0, masked, queries)
         else:
-            sought = self.pointer.seek(states)
+            queries = self.pointer.project_queries(states)
         if batch.flat is not None:
-            sought, states = sought[batch.flat], states[batch.flat]
-        logits = blocks.lay(sought) @ blocks.lay(states).mT
+            queries, states = queries[batch.flat], states[batch.flat]
+        logits = blocks.to_blocks(queries) @ blocks.to_blocks(states).mT
         cells, links = blocks.cells(), batch.links
         links = (links | links.mT) & choose_queries(batch, blocks, self.settings)
         return pointer_loss(logits, links, cells | cells.mT)
 
-    def _combine(self, tlm: Tensor, n_hidden: Tensor, pointer: Tensor, n_queries: Tensor) -> Tensor:
+    def _combine(self, tlm: Tensor, n_masked: Tensor, pointer: Tensor, n_queries: Tensor) -> Tensor:
         tlm, pointer = self.settings.tlm_weight * tlm, self.settings.pointer_weight * pointer
         if self.settings.reduction == "sum":
             return tlm + pointer
-        return (tlm * n_hidden + pointer * n_queries) / (n_hidden + n_queries)
+        return (tlm * n_masked + pointer * n_queries) / (n_masked + n_queries)
 
 
 def label_pairs(
     encoder: Encoder, batch: AlignmentBatch, layer: int, rules: LabelRules
 ) -> Bool[Tensor, "blocks width width"]:
-    """Link the tokens of the pairs by the states of a layer, nothing hidden."""
+    """Return the links between the unmasked tokens of the pairs by the states of a layer."""
     (states,) = encoder(batch.clean, [layer])
     blocks = PairBlocks.of(batch.clean, batch.sides)
-    similarity = compare_states(blocks.lay(states), rules.similarity)
+    similarity = compare_states(blocks.to_blocks(states), rules.similarity)
     return find_links(similarity, blocks.cells(), rules)
 
 
 def choose_queries(
     batch: AlignmentBatch, blocks: PairBlocks, settings: DenoisingAlignmentSettings
 ) -> Bool[Tensor, "blocks width _"]:
-    """Mark who may point, and with "all" at whom: each link is followed from one of its ends."""
-    chance = blocks.lay(batch.chance)[:, :, None]
+    """Return the query positions (XLM-Align, Eq. 14 and Table 7).
+
+    With "all", one end of every link, chosen at random, is the query.
+    """
+    chance = blocks.to_blocks(batch.chance)[:, :, None]
     if settings.queries == "all":
         return chance > chance.mT
-    is_hidden = blocks.lay(batch.is_hidden)[:, :, None]
+    is_masked = blocks.to_blocks(batch.is_masked)[:, :, None]
     if settings.queries == "masked":
-        return is_hidden
-    return ~is_hidden & (chance < settings.probability)
+        return is_masked
+    return ~is_masked & (chance < settings.probability)
 
 
 def describe_links(batch: AlignmentBatch, blocks: PairBlocks) -> dict[str, Float[Tensor, ""]]:
-    """Give the share of the tokens that are labelled, and of the links that lie on the diagonal.
+    """Return the fraction of tokens that are labeled, and of links on the diagonal.
 
-    The diagonal of a pair runs through the cells of tokens whose places in their sentences meet.
+    A link is on the diagonal if the relative positions of its two tokens overlap.
     """
     links = batch.links
     assert links is not None
-    starts, ends = blocks.lay(batch.edges).unbind(dim=-1)
-    meet = (starts[:, :, None] < ends[:, None, :]) & (starts[:, None, :] < ends[:, :, None])
-    n_labelled, n_tokens = links.any(dim=2) | links.any(dim=1), batch.sides != NEITHER
+    starts, ends = blocks.to_blocks(batch.spans).unbind(dim=-1)
+    overlap = (starts[:, :, None] < ends[:, None, :]) & (starts[:, None, :] < ends[:, :, None])
+    is_labeled, is_token = links.any(dim=2) | links.any(dim=1), batch.sides != NEITHER
     return {
-        "labelled": n_labelled.sum() / n_tokens.sum().clamp(min=1),
-        "diagonal": (links & meet).sum() / links.sum().clamp(min=1),
+        "labelled": is_labeled.sum() / is_token.sum().clamp(min=1),
+        "diagonal": (links & overlap).sum() / links.sum().clamp(min=1),
     }
 
 
-@contextmanager
-def no_dropout(encoder: Encoder) -> Iterator[None]:
-    """Run the encoder as it will be used, not as it is trained."""
-    was_training = encoder.training
-    encoder.eval()
-    try:
-        yield
-    finally:
-        encoder.train(was_training)
+@dataclass(frozen=True, slots=True)
+class AlignmentCollator:
+    """Builds batches: masked pairs as for TLM, the unmasked pairs, and what labeling needs."""
+
+    special_tokens: SpecialTokens
+    rules: MaskingRules
+    shape: BatchShape | None
+    reset: bool
+    label_share: float
+
+    def __call__(self, sides: tuple[Ragged, ...], generator: torch.Generator) -> AlignmentBatch:
+        """Return one batch."""
+        left, right = swap_sides(sides[0], sides[1], generator)
+        tokens, flat_sides = self._pack(left, right)
+        masked = mask_batch(tokens, self.rules, generator, self.shape)
+        is_masked = torch.zeros(len(tokens.ids), dtype=torch.bool)
+        is_masked[masked.masked[masked.labels != NO_LABEL]] = True
+        spans = torch.from_numpy(find_relative_spans(flat_sides.numpy()))
+        clean, flat = choose_pairs(tokens, self.label_share, generator)
+        if flat is not None:
+            flat_sides, spans, is_masked = flat_sides[flat], spans[flat], is_masked[flat]
+        chance = torch.rand(len(clean.ids), generator=generator)
+        return AlignmentBatch(masked, clean, flat, flat_sides, spans, is_masked, chance)
+
+    def _pack(self, left: Ragged, right: Ragged) -> tuple[TokenBatch, Int[Tensor, "tokens"]]:
+        """Join and pack the pairs; sides are packed together with positions."""
+        sides = add_pair_special_tokens(left, right, self.special_tokens)
+        pairs, positions = join_sides(*sides, reset=self.reset)
+        both = positions * N_SIDES + token_sides(left, right, self.special_tokens)
+        pad_id = self.special_tokens.pad_id
+        tokens = pack(pairs, positions=both, shape=self.shape, pad_id=pad_id)
+        flat_sides = (tokens.positions % N_SIDES).to(torch.int8)
+        return replace(tokens, positions=tokens.positions // N_SIDES), flat_sides
+
+
+def find_relative_spans(sides: npt.NDArray[np.int8]) -> npt.NDArray[np.float32]:
+    """Return start and end of every token relative to the length of its sentence.
+
+    Sentences are separated by special tokens.
+
+    >>> find_relative_spans(np.array([0, 1, 0, 2, 2, 0], dtype=np.int8))[[1, 3, 4]].tolist()
+    [[0.0, 1.0], [0.0, 0.5], [0.5, 1.0]]
+    """
+    steps = np.diff(sides != NEITHER, prepend=False, append=False).nonzero()[0]
+    starts, stops = steps[::2], steps[1::2]
+    lengths = stops - starts
+    index, n_tokens = ranges(np.zeros_like(lengths), lengths), np.repeat(lengths, lengths)
+    spans = np.zeros((len(sides), 2), dtype=np.float32)
+    spans[ranges(starts, lengths)] = np.stack([index, index + 1], axis=1) / n_tokens[:, None]
+    return spans
+
+
+def choose_pairs(
+    tokens: TokenBatch, share: float, generator: torch.Generator
+) -> tuple[TokenBatch, Int[Tensor, "chosen"] | None]:
+    """Return a random fraction of the pairs, or of their rows, and their flat token indices."""
+    if share == 1:
+        return tokens, None
+    bounds = tokens.offsets.numpy().astype(np.int64)
+    starts, lengths = bounds[:-1], np.diff(bounds)
+    starts, lengths = starts[lengths > 0], lengths[lengths > 0]
+    block_of = starts // tokens.row if tokens.row else np.arange(len(starts))
+    n_blocks = int(block_of[-1]) + 1
+    n_chosen = max(1, round(share * n_blocks))
+    chosen = torch.randperm(n_blocks, generator=generator)[:n_chosen].numpy()
+    kept = np.isin(block_of, chosen)
+    starts, lengths = starts[kept], lengths[kept]
+    offsets = np.full(len(bounds) if tokens.row else len(starts) + 1, lengths.sum())
+    offsets[: len(starts)] = np.cumsum(lengths) - lengths
+    flat = torch.from_numpy(ranges(starts, lengths))
+    clean = replace(
+        tokens,
+        ids=tokens.ids[flat],
+        positions=tokens.positions[flat],
+        offsets=torch.from_numpy(offsets.astype(np.int32)),
+        longest=tokens.row or int(lengths.max()),
+        n_real=len(flat),
+    )
+    return clean, flat

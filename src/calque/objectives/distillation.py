@@ -1,12 +1,9 @@
-"""A model that others learn from: read without gradients, never trained, never saved with them.
-
-Batches of masked text, beside what a teacher reads of the sentences in its own languages.
-
-Masked language modelling that also learns from a monolingual teacher (knowledge distillation).
+"""Masked language modeling that also learns from a monolingual teacher (knowledge distillation).
 
 Hinton et al., 2015; XLM+KD in Chi et al., 2021, "Cross-Lingual Language Model Meta-Pretraining".
-Where the vocabularies differ, the teacher reads the same text in its own pieces, and teaches the
-hidden tokens that are one piece of the same spelling in both, by its distribution over such pieces.
+If the vocabularies differ, the teacher reads the same text in its own pieces. It then teaches those
+masked tokens that are the same single piece in both vocabularies, by its distribution over the
+pieces that both vocabularies share.
 """
 
 from __future__ import annotations
@@ -25,12 +22,19 @@ from torch.nn import functional as F
 
 from calque.errors import InputError
 from calque.models.encoder import Encoder
-from calque.models.loading import HeadlessCheckpoint
-from calque.objectives.base import BatchOfArrays, Marks, Objective, ObjectiveSettings
-from calque.objectives.masked_lm import IGNORED, mask_batch, masked_lm_loss, masking_rules
+from calque.models.heads import INITIAL_DEVIATION, NO_LABEL
+from calque.models.loading import MissingHeadWarning
+from calque.objectives.base import Objective, ObjectiveSettings, TensorBatch
+from calque.objectives.masked_lm import (
+    mask_batch,
+    masked_lm_loss,
+    masking_rules,
+    vocabulary_logits,
+)
 from calque.objectives.regression import l2_loss
-from calque.tokens.ragged import Ragged, add_marks, pack, ranges, reorder
-from calque.tokens.vocabularies import Rereader, Rereading, match_pieces
+from calque.tokens.ragged import Ragged, add_special_tokens, pack, ranges, reorder
+from calque.tokens.tokenizer import SpecialTokens
+from calque.tokens.vocabularies import Retokenization, Retokenizer, match_vocabularies
 from calque.types import LossTerms, MaskedBatch, TokenBatch
 
 if TYPE_CHECKING:
@@ -46,272 +50,24 @@ if TYPE_CHECKING:
     IntArray = npt.NDArray[np.int64]
     BoolArray = npt.NDArray[np.bool_]
 
-
-class Teacher:
-    """A frozen encoder in evaluation mode.
-
-    This is no module: an objective that holds it neither trains nor saves nor spreads its weights.
-    A run that goes on loads it again.
-    """
-
-    def __init__(self, encoder: Encoder) -> None:
-        self.encoder = encoder.eval().requires_grad_(False)
-
-    @classmethod
-    def load(cls, name: str, *, needs_head: bool) -> Self:
-        """Load a folder or a hub name; without a language-modelling head, if none is needed."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("error" if needs_head else "ignore", HeadlessCheckpoint)
-            try:
-                return cls(Encoder.load(name))
-            except HeadlessCheckpoint as warning:
-                raise InputError(
-                    "this teacher has no language-modelling head: it cannot guess tokens",
-                    file=name,
-                    fix="set target: states, or take a masked language model",
-                ) from warning
-
-    @torch.no_grad()
-    def read(
-        self, batch: TokenBatch, places: Int[Tensor, "places"], *, predict: bool
-    ) -> Float[Tensor, "places hidden"]:
-        """Give the last states of some tokens; to predict, as its head changes them first."""
-        if not len(batch.ids):  # nothing in its language: the places only fill a shape
-            return torch.zeros(len(places), self.encoder.hidden_size, device=places.device)
-        (states,) = self.encoder(batch)
-        return self.encoder.predict_features(states[places]) if predict else states[places]
-
-
-# With fixed shapes, how many sizes what is taught may have: its share of a batch varies.
+# The logit of entries that only pad a vocabulary: the logarithm of their probability is finite.
+PADDING_LOGIT = -1e4
+# Number of batches that are checked before a run, and the least fraction of taught tokens.
+N_CHECKED_BATCHES, MIN_TAUGHT = 8, 0.1
+# With fixed shapes, how many different sizes the taught part of a batch can have.
 N_SIZES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class DistillationBatch(BatchOfArrays):
-    """Sentences with hidden tokens, and what the teacher reads of those that it knows.
-
-    At token `places[k]` the student is taught what the teacher says at token `heard[k]` of its
-    `reading`; a weight of 0 marks what only fills the shape. `share` is how much of the batch is
-    taught, and `unread` how many of the teacher's sentences are too long for it.
-    """
-
-    hidden: MaskedBatch
-    reading: TokenBatch
-    places: Int[Tensor, "taught"]
-    heard: Int[Tensor, "taught"]
-    weights: Float[Tensor, "taught"]
-    share: Float[Tensor, ""]
-    unread: Float[Tensor, ""]
-    # What the teacher says, once it was asked.
-    features: Float[Tensor, "taught hidden"] | None = None
-
-    @property
-    def tokens(self) -> TokenBatch:
-        """Give what the student reads."""
-        return self.hidden.tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """What the teacher reads, without marks, and which of its tokens teaches which of the batch's.
-
-    `share` and `unread` are as in the batch.
-    """
-
-    text: Ragged
-    src: IntArray
-    tgt: IntArray
-    share: float
-    unread: float
-
-
-class TeacherReader:
-    """Chooses what a teacher reads of a batch; `meet` completes it before there is any.
-
-    With the student's vocabulary the teacher sees what the student sees. With another one it reads
-    the text anew, in segments that both tokenizers cut out: where the student's part of one is
-    hidden, so is the teacher's.
-    """
-
-    marks: Marks
-
-    def __init__(self, target: Literal["tokens", "states"]) -> None:
-        self.target = target
-        # The pieces of both vocabularies, as ids of the student's and the teacher's; None: all.
-        self.shared: tuple[IntArray, IntArray] | None = None
-        self._rereader: Rereader | None = None
-        self._partners = self.languages = np.zeros(0, dtype=np.int64)
-        self._longest = 0
-
-    def meet(
-        self, student: PreTrainedTokenizerFast, teacher: Encoder, languages: Sequence[int]
-    ) -> None:
-        """Learn the numbers of the teacher's languages, and match its vocabulary."""
-        self.languages = np.array(languages, dtype=np.int64)
-        self.marks, self._longest = Marks.of(teacher.tokenizer), teacher.max_tokens
-        self._partners = np.arange(len(student))
-        if student.get_vocab() == teacher.tokenizer.get_vocab():
-            return
-        self.shared = match_pieces(student, teacher.tokenizer)
-        self._partners = np.full(len(student), -1)
-        self._partners[self.shared[0]] = self.shared[1]
-        self._partners[student.mask_token_id] = self.marks.mask
-        self._rereader = Rereader(student, teacher.tokenizer)
-
-    def read(
-        self, text: Ragged, languages: IntArray, seen: IntArray, is_hidden: BoolArray
-    ) -> Lesson:
-        """Read the sentences in the teacher's languages.
-
-        `seen` is what the student sees of the text's tokens, of which some are hidden.
-        """
-        known = np.flatnonzero(np.isin(languages, self.languages))
-        again, n_known = self._reread(reorder(text, known)), len(known)
-        fits = again.pieces.lengths + 2 <= self._longest
-        if not fits.all():
-            known = known[fits]
-            again = self._reread(reorder(text, known))
-        starts = np.cumsum(text.lengths) - text.lengths
-        numbers = ranges(starts[known], text.lengths[known])
-        unread = 1 - len(known) / max(1, n_known)
-        if self.target == "states":
-            return _pair_states(again, numbers, len(text.ids), unread)
-        return self._pair_tokens(again, numbers, text.ids, seen, is_hidden, unread)
-
-    def _reread(self, text: Ragged) -> Rereading:
-        if self._rereader is None:
-            return Rereading.of_itself(text)
-        return self._rereader.reread(text)
-
-    def _pair_tokens(
-        self,
-        again: Rereading,
-        numbers: IntArray,
-        ids: IntArray,
-        seen: IntArray,
-        is_hidden: BoolArray,
-        unread: float,
-    ) -> Lesson:
-        """Teach hidden tokens that are one piece in both vocabularies, and the same."""
-        is_lone, first = again.lone(), find_first(again.tgt, again.n_segments)
-        theirs = np.append(again.pieces.ids, -1)[first[again.src]]
-        is_same = is_lone[again.src] & (self._partners[ids[numbers]] == theirs)
-        taught = np.flatnonzero(is_hidden[numbers] & is_same)
-        is_changed = seen[numbers] != ids[numbers]
-        read = self._hide(again, is_lone, is_changed, seen[numbers])
-        share = len(taught) / max(1, int(is_hidden.sum()))
-        return Lesson(read, numbers[taught], first[again.src[taught]], share, unread)
-
-    def _hide(
-        self, again: Rereading, is_lone: BoolArray, is_changed: BoolArray, seen: IntArray
-    ) -> Ragged:
-        """Let the teacher see what the student sees, or a mask where it has no such piece.
-
-        A token that was hidden but kept is not changed, and stays for both.
-        """
-        segments, partners = again.src[is_changed], self._partners[seen[is_changed]]
-        stands_in = np.full(again.n_segments, -1)
-        has_partner = is_lone[segments] & (partners >= 0)
-        stands_in[segments] = np.where(has_partner, partners, self.marks.mask)
-        put = stands_in[again.tgt]
-        return Ragged(np.where(put >= 0, put, again.pieces.ids), again.pieces.lengths)
-
-
-def _pair_states(again: Rereading, numbers: IntArray, n_tokens: int, unread: float) -> Lesson:
-    """Teach every segment by its first token on either side; the teacher sees it all."""
-    both = np.intersect1d(again.src, again.tgt)
-    src, tgt = (find_first(side, again.n_segments)[both] for side in (again.src, again.tgt))
-    share = int(np.isin(again.src, both).sum()) / max(1, n_tokens)
-    return Lesson(again.pieces, numbers[src], tgt, share, unread)
-
-
-def find_first(segments: IntArray, n_segments: int) -> IntArray:
-    """Give the first piece of every segment; 0 for one that has none.
-
-    >>> find_first(np.array([0, 0, 2]), 3).tolist()
-    [0, 0, 2]
-    """
-    first = np.zeros(n_segments, dtype=np.int64)
-    first[segments[::-1]] = np.arange(len(segments))[::-1]
-    return first
-
-
-@dataclass(frozen=True, slots=True)
-class DistillationCollator:
-    """Builds batches of masked text as masked language modelling does, and the teacher's part."""
-
-    marks: Marks
-    rules: MaskingRules
-    shape: BatchShape | None
-    reader: TeacherReader
-
-    def __call__(self, sides: tuple[Ragged, ...], generator: torch.Generator) -> DistillationBatch:
-        """Build one batch of sentences and the numbers of their languages."""
-        text, languages = sides
-        tokens, places = self._lay(text)
-        hidden = mask_batch(tokens, self.rules, generator, self.shape)
-        was_hidden = np.zeros(len(tokens.ids), dtype=np.bool_)
-        was_hidden[hidden.masked[hidden.labels != IGNORED].numpy()] = True
-        seen = hidden.tokens.ids.numpy()[places]
-        lesson = self.reader.read(text, languages.ids, seen, was_hidden[places])
-        reading, heard = self._mark(lesson)
-        n_rows = len(lesson.src)
-        n_fill = 0 if self.shape is None else self._round(n_rows, hidden) - n_rows
-        return DistillationBatch(
-            hidden,
-            reading,
-            F.pad(torch.from_numpy(places[lesson.src]), (0, n_fill)),
-            F.pad(torch.from_numpy(heard[lesson.tgt]), (0, n_fill)),
-            F.pad(torch.ones(n_rows), (0, n_fill)),
-            torch.tensor(lesson.share),
-            torch.tensor(lesson.unread),
-        )
-
-    def _lay(self, text: Ragged) -> tuple[TokenBatch, IntArray]:
-        """Pack the sentences; also give the place in the batch of every token of the text."""
-        marks = self.marks
-        numbers = Ragged(np.arange(len(text.ids)), text.lengths)
-        packed = pack(add_marks(numbers, -1, -2), shape=self.shape, pad_id=-3)
-        laid = packed.ids.numpy()
-        added = np.array([marks.pad, marks.last, marks.first])  # at −3, −2 and −1
-        ids = np.where(laid >= 0, text.ids[np.maximum(laid, 0)], added[np.minimum(laid, -1)])
-        places = np.empty(len(text.ids), dtype=np.int64)
-        places[laid[laid >= 0]] = np.flatnonzero(laid >= 0)
-        return replace(packed, ids=torch.from_numpy(ids)), places
-
-    def _mark(self, lesson: Lesson) -> tuple[TokenBatch, IntArray]:
-        """Pack what the teacher reads, its marks around; also give the place of every token."""
-        marks, lengths = self.reader.marks, lesson.text.lengths
-        # It is read outside the compiled step, so that its shape may vary.
-        tokens = pack(add_marks(lesson.text, marks.first, marks.last), pad_id=marks.pad)
-        marked = lengths + 2
-        return tokens, ranges(np.cumsum(marked) - marked + 1, lengths)
-
-    def _round(self, n_rows: int, hidden: MaskedBatch) -> int:
-        """Give the next of the few sizes that what is taught may have in a compiled step."""
-        most = len(hidden.masked) if self.reader.target == "tokens" else len(hidden.tokens.ids)
-        step = -(-most // N_SIZES)
-        return step * max(1, -(-n_rows // step))
-
-
-# As the encoders' own matrices begin.
-INITIAL_SPREAD = 0.02
-# The logit of entries that only widen a vocabulary: their probability is 0, its logarithm finite.
-NEVER = -1e4
-# Batches that are looked at before a run, and the share of tokens that is worth a teacher.
-N_LOOKED_AT, LEAST_TAUGHT = 8, 0.1
-
-
 class DistillationSettings(ObjectiveSettings):
-    """MLM with a teacher as the recipe describes it."""
+    """Settings of MLM with a teacher in a recipe."""
 
     kind: Literal["distillation"] = "distillation"
     probability: float = Field(0.15, gt=0, lt=1)
-    # A folder or a hub name, and the languages it knows: sentences of others are MLM alone.
+    # Folder, hub name or calque-mini, and its languages: sentences of others are used for MLM only.
     teacher: str
     languages: list[str] = Field(min_length=1)
-    # "tokens": what hidden tokens may be; "states": the last states of all tokens, which needs
-    # neither a language-modelling head nor shared pieces.
+    # "tokens": the distribution of masked tokens; "states": the last states of all tokens, which
+    # needs neither a language-modeling head nor shared pieces.
     target: Literal["tokens", "states"] = "tokens"
     temperature: float = Field(2.0, gt=0)
     teacher_weight: float = Field(1.0, ge=0)
@@ -323,9 +79,10 @@ def distillation_loss(
     weights: Float[Tensor, "rows"],
     temperature: float,
 ) -> Float[Tensor, ""]:
-    """Give the weighted mean of T² KL(p ‖ q), p and q the softmax of the logits over T.
+    """Return the weighted mean of T² KL(p ‖ q), p and q the softmax of the logits divided by T.
 
-    T² keeps the gradient's size, whatever the temperature. 0 if no row counts.
+    T² keeps the size of the gradient independent of the temperature (Hinton et al., section 2). The
+    loss is 0 if all weights are 0.
 
     >>> teacher, student = torch.tensor([[3.0, 1.0]]).log(), torch.zeros(1, 2)
     >>> loss = distillation_loss(student, teacher, torch.ones(1), temperature=1)
@@ -339,26 +96,72 @@ def distillation_loss(
     return temperature**2 * (weights * rows).sum() / torch.where(total > 0, total, 1.0)
 
 
-def project(
-    features: Float[Tensor, "rows hidden"],
-    weight: Float[Tensor, "classes hidden"],
-    bias: Float[Tensor, "classes"] | None,
-) -> Float[Tensor, "rows _"]:
-    """Give logits; on a GPU of a number of classes that matrix units like, some never chosen."""
-    n_missing = -len(weight) % 64
-    if weight.is_cuda and n_missing:
-        bias = weight.new_zeros(len(weight)) if bias is None else bias
-        weight = F.pad(weight, (0, 0, 0, n_missing))
-        bias = F.pad(bias, (0, n_missing), value=NEVER)
-    return F.linear(features, weight, bias)
+class Teacher:
+    """A frozen encoder in evaluation mode.
+
+    This is not a module, so that an objective that stores it neither trains nor saves nor shards
+    its weights. A resumed run loads it again.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder.eval().requires_grad_(False)
+
+    @classmethod
+    def load(cls, name: str, *, needs_head: bool) -> Self:
+        """Load a folder, a hub name or `calque-mini`; check that it has a head if needed."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error" if needs_head else "ignore", MissingHeadWarning)
+            try:
+                return cls(Encoder.load(name))
+            except MissingHeadWarning as warning:
+                raise InputError(
+                    "this teacher has no language-modeling head, so it cannot predict tokens",
+                    file=name,
+                    fix="set target: states, or use a masked language model",
+                ) from warning
+
+    @torch.no_grad()
+    def encode(
+        self, batch: TokenBatch, tokens: Int[Tensor, "taught"], *, head: bool
+    ) -> Float[Tensor, "taught hidden"]:
+        """Return the last states of some tokens; with `head`, their language-modeling features."""
+        if not len(batch.ids):  # no text in its languages: the tokens only fill a shape
+            return torch.zeros(len(tokens), self.encoder.hidden_size, device=tokens.device)
+        (states,) = self.encoder(batch)
+        return self.encoder.lm_features(states[tokens]) if head else states[tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class DistillationBatch(TensorBatch):
+    """Sentences with masked tokens, and the sentences that the teacher reads.
+
+    Token `student_tokens[k]` of the student is taught by token `teacher_tokens[k]` of
+    `teacher_text`; a weight of 0 marks rows that only fill the shape. `share` is the fraction of
+    tokens that are taught, `unread` that of the teacher's sentences that are too long for it.
+    """
+
+    masked: MaskedBatch
+    teacher_text: TokenBatch
+    student_tokens: Int[Tensor, "taught"]
+    teacher_tokens: Int[Tensor, "taught"]
+    weights: Float[Tensor, "taught"]
+    share: Float[Tensor, ""]
+    unread: Float[Tensor, ""]
+    # The output of the teacher, added by `prepare`.
+    teacher_features: Float[Tensor, "taught hidden"] | None = None
+
+    @property
+    def tokens(self) -> TokenBatch:
+        """The sentences that the student reads."""
+        return self.masked.tokens
 
 
 class Distillation(Objective):
-    """Guess hidden tokens; in the teacher's languages, also guess what the teacher guesses.
+    """Predict masked tokens and, in the teacher's languages, also what the teacher predicts.
 
-    The loss is a mean over all hidden tokens, of which those that are taught have a term more: a
-    batch with little for the teacher learns little from it. Paper: neither the weight nor the
-    temperature is told.
+    The loss is a mean over all masked tokens; those that are taught have an additional term, so
+    that a batch with little text for the teacher learns little from it. Paper: neither the weight
+    nor the temperature is given.
     """
 
     n_sides: ClassVar[int] = 1
@@ -367,129 +170,339 @@ class Distillation(Objective):
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         self.reader = TeacherReader(settings.target)
-        # Only where the states of teacher and student are of different widths.
+        # Only used if the states of teacher and student have different sizes.
         self.projection: nn.Linear | None = None
         self._teacher: Teacher | None = None
-        self._rows: Tensor | None = None
-        self._answers: tuple[Tensor, Tensor | None] | None = None
+        # Vocabulary rows of the student (None: all), and output layer of the teacher, that match.
+        self._student_rows: Tensor | None = None
+        self._teacher_output: tuple[Tensor, Tensor | None] | None = None
 
     @property
     def teacher(self) -> Teacher:
-        """The model to learn from, loaded when it is first asked for."""
+        """The teacher, loaded at first use."""
         if self._teacher is None:
             settings = self.settings
             self._teacher = Teacher.load(settings.teacher, needs_head=settings.target == "tokens")
         return self._teacher
 
-    def n_marks(self, marks: Marks) -> int:
-        """Count `<s>` and `</s>`."""
+    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
+        """Return 2: `<s>` and `</s>`."""
         return 2
 
-    def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
-        """Batches of single sentences, and of those that the teacher reads."""
-        rules = masking_rules(marks, self.settings.probability)
-        return DistillationCollator(marks, rules, shape, self.reader)
+    def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
+        """Return a collator of single sentences, and of those that the teacher reads."""
+        rules = masking_rules(special_tokens, self.settings.probability)
+        return DistillationCollator(special_tokens, rules, shape, self.reader)
 
     def add_weights(self, hidden_size: int, generator: torch.Generator) -> None:
-        """Make the map from the student's states to wider or narrower ones of the teacher."""
+        """Create the projection of the student's states if the teacher's have another size."""
         width = self.teacher.encoder.hidden_size
         if self.settings.target == "tokens" or width == hidden_size:
             return
-        # On no device at first: torch would draw weights from the global generator.
+        # Created on the meta device: otherwise torch would draw from the global generator.
         self.projection = nn.Linear(hidden_size, width, device="meta").to_empty(device="cpu")
         with torch.no_grad():
-            self.projection.weight.normal_(0.0, INITIAL_SPREAD, generator=generator)
+            self.projection.weight.normal_(0.0, INITIAL_DEVIATION, generator=generator)
             self.projection.bias.zero_()
 
     def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Bring the teacher to the encoder's device, and find out which pieces they share."""
+        """Move the teacher to the encoder's device, and match the vocabularies."""
         settings, device = self.settings, next(encoder.parameters()).device
         if missing := sorted(set(settings.languages) - set(languages)):
             raise InputError(
-                f"distillation: no text in the teacher's language {missing[0]}",
-                fix=f"there is {', '.join(languages)}: correct `languages`, or add text",
+                f"distillation: there is no text in the teacher's language {missing[0]}",
+                fix=f"the text is in {', '.join(languages)}: correct `languages`, or add text",
             )
         teacher = self.teacher.encoder.to(device)
         numbers = [languages.index(language) for language in settings.languages]
-        self.reader.meet(encoder.tokenizer, teacher, numbers)
+        self.reader.set_models(encoder.tokenizer, teacher, numbers)
         if settings.target == "tokens":
-            self._choose_rows(encoder, teacher)
+            self._match_output_layers(encoder, teacher)
 
-    def _choose_rows(self, encoder: Encoder, teacher: Encoder) -> None:
-        """Take the rows of the teacher's output layer that the student has, too."""
+    def _match_output_layers(self, encoder: Encoder, teacher: Encoder) -> None:
+        """Select the rows of the output layers whose pieces are in both vocabularies."""
         n_pieces, (weight, bias) = len(encoder.tokenizer), teacher.output_layer()
-        pairs = self.reader.shared
-        if pairs is not None and not len(pairs[0]):
+        shared = self.reader.shared
+        if shared is not None and not len(shared[0]):
             raise InputError(
-                "the teacher's vocabulary has no piece of this model's",
+                "the vocabularies of the teacher and of this model have no piece in common",
                 file=self.settings.teacher,
                 fix="set target: states",
             )
-        if pairs is not None:
-            self._rows, theirs = (torch.from_numpy(ids).to(weight.device) for ids in pairs)
-            self._answers = weight[theirs], None if bias is None else bias[theirs]
+        if shared is not None:
+            self._student_rows, rows = (torch.from_numpy(ids).to(weight.device) for ids in shared)
+            self._teacher_output = weight[rows], None if bias is None else bias[rows]
         else:  # there may be more rows than pieces
             is_exact = len(encoder.output_layer()[0]) == n_pieces
-            self._rows = None if is_exact else torch.arange(n_pieces, device=weight.device)
-            self._answers = weight[:n_pieces], None if bias is None else bias[:n_pieces]
+            self._student_rows = None if is_exact else torch.arange(n_pieces, device=weight.device)
+            self._teacher_output = weight[:n_pieces], None if bias is None else bias[:n_pieces]
 
-    def find_fault(
-        self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]
+    def find_problem(
+        self,
+        encoder: Encoder,
+        special_tokens: SpecialTokens,
+        examples: Iterator[tuple[Ragged, ...]],
     ) -> str | None:
-        """Warn where little can be taught, or where sentences are too long for the teacher."""
+        """Return a warning if little can be taught or sentences are too long for the teacher."""
         n_taught = n_known = n_sentences = 0
-        n_unread, faults = 0.0, []
-        for text, languages in islice(examples, N_LOOKED_AT):
-            everything = np.ones(len(text.ids), dtype=np.bool_)
-            lesson = self.reader.read(text, languages.ids, text.ids, everything)
+        n_unread, problems = 0.0, []
+        for text, languages in islice(examples, N_CHECKED_BATCHES):
+            is_masked = np.ones(len(text.ids), dtype=np.bool_)
+            taught = self.reader.read(text, languages.ids, text.ids, is_masked)
             is_known = np.isin(languages.ids, self.reader.languages)
             n_known += int(text.lengths[is_known].sum())
             n_sentences += int(is_known.sum())
-            n_taught += len(lesson.src)
-            n_unread += lesson.unread * int(is_known.sum())
+            n_taught += len(taught.student_tokens)
+            n_unread += taught.unread * int(is_known.sum())
         if n_unread > 0:
             longest = self.teacher.encoder.max_tokens
             share = n_unread / n_sentences
-            faults.append(f"{share:.0%} of the teacher's sentences exceed its {longest} tokens")
-        if self.settings.target == "tokens" and n_taught < LEAST_TAUGHT * n_known:
-            faults.append(
-                f"{n_taught / n_known:.0%} of {n_known} tokens are pieces of the teacher's, too: "
-                "it teaches little (set target: states, or take a teacher whose tokenizer cuts "
-                "alike)"
+            problems.append(
+                f"{share:.0%} of the teacher's sentences are longer than its {longest} tokens"
             )
-        return "; ".join(faults) or None
+        if self.settings.target == "tokens" and n_taught < MIN_TAUGHT * n_known:
+            problems.append(
+                f"only {n_taught / n_known:.0%} of {n_known} tokens are pieces of the teacher too "
+                "(set target: states, or use a teacher with a more similar tokenizer)"
+            )
+        return "; ".join(problems) or None
 
     def prepare(self, encoder: Encoder, batch: DistillationBatch) -> DistillationBatch:
-        """Ask the teacher."""
-        predict = self.settings.target == "tokens"
-        features = self.teacher.read(batch.reading, batch.heard, predict=predict)
-        return replace(batch, features=features)
+        """Add the output of the teacher."""
+        head = self.settings.target == "tokens"
+        features = self.teacher.encode(batch.teacher_text, batch.teacher_tokens, head=head)
+        return replace(batch, teacher_features=features)
 
     def forward(self, encoder: Encoder, batch: DistillationBatch) -> LossTerms:
-        """Encode once, predict the hidden tokens, and compare with what the teacher said."""
+        """Return the MLM loss and the distance to the teacher's output."""
         (states,) = encoder(batch.tokens)
-        hidden = batch.hidden
-        features = encoder.predict_features(states[hidden.masked])
-        mlm = masked_lm_loss(features, *encoder.output_layer(), hidden.labels)
-        taught = self._compare(encoder, states[batch.places], batch)
-        loss = mlm + self.settings.teacher_weight * batch.share * taught
-        figures = {"mlm": mlm, "teacher": taught, "share": batch.share, "unread": batch.unread}
+        features = encoder.lm_features(states[batch.masked.masked])
+        mlm = masked_lm_loss(features, *encoder.output_layer(), batch.masked.labels)
+        teacher = self._teacher_loss(encoder, states[batch.student_tokens], batch)
+        loss = mlm + self.settings.teacher_weight * batch.share * teacher
+        figures = {"mlm": mlm, "teacher": teacher, "share": batch.share, "unread": batch.unread}
         return LossTerms(loss, figures)
 
-    def _compare(
+    def _teacher_loss(
         self, encoder: Encoder, states: Float[Tensor, "taught hidden"], batch: DistillationBatch
     ) -> Float[Tensor, ""]:
-        """Measure how far the student's answers are from the teacher's."""
-        assert batch.features is not None, "prepare comes first"
+        """Return the distance of the student's states or predictions to the teacher's."""
+        assert batch.teacher_features is not None, "prepare comes first"
         if self.settings.target == "states":
-            mine = states if self.projection is None else self.projection(states)
-            wide = torch.promote_types(mine.dtype, torch.float32)
-            far = l2_loss(mine.to(wide), batch.features.to(wide), batch.weights)
-            return far / batch.features.shape[1]
-        assert self._answers is not None, "start comes first"
+            projected = states if self.projection is None else self.projection(states)
+            wide = torch.promote_types(projected.dtype, torch.float32)
+            targets = batch.teacher_features.to(wide)
+            return l2_loss(projected.to(wide), targets, batch.weights) / targets.shape[1]
+        assert self._teacher_output is not None, "start comes first"
         weight, bias = encoder.output_layer()
-        if self._rows is not None:
-            weight, bias = weight[self._rows], None if bias is None else bias[self._rows]
-        mine = project(encoder.predict_features(states), weight, bias)
-        theirs = project(batch.features.detach(), *self._answers)
-        return distillation_loss(mine, theirs, batch.weights, self.settings.temperature)
+        rows = self._student_rows
+        if rows is not None:
+            weight, bias = weight[rows], None if bias is None else bias[rows]
+        student = vocabulary_logits(encoder.lm_features(states), weight, bias, PADDING_LOGIT)
+        features = batch.teacher_features.detach()
+        teacher = vocabulary_logits(features, *self._teacher_output, PADDING_LOGIT)
+        return distillation_loss(student, teacher, batch.weights, self.settings.temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherInput:
+    """What the teacher reads, without special tokens, and which of its tokens teach which.
+
+    `student_tokens` and `teacher_tokens` are indices of corresponding tokens in the text of the
+    batch and in `text`. `share` and `unread` are as in the batch.
+    """
+
+    text: Ragged
+    student_tokens: IntArray
+    teacher_tokens: IntArray
+    share: float
+    unread: float
+
+
+class TeacherReader:
+    """Chooses what the teacher reads of a batch; `set_models` must be called first.
+
+    With the student's vocabulary the teacher sees what the student sees. With another vocabulary it
+    reads the retokenized text in segments that both tokenizers delimit: if the student's part of a
+    segment is masked, so is the teacher's.
+    """
+
+    special_tokens: SpecialTokens
+
+    def __init__(self, target: Literal["tokens", "states"]) -> None:
+        self.target = target
+        # The ids of shared pieces in the student's and the teacher's vocabulary; None: all.
+        self.shared: tuple[IntArray, IntArray] | None = None
+        self._retokenizer: Retokenizer | None = None
+        # The teacher's id of each piece of the student, −1 if it has none.
+        self._teacher_ids = self.languages = np.zeros(0, dtype=np.int64)
+        self._max_tokens = 0
+
+    def set_models(
+        self, student: PreTrainedTokenizerFast, teacher: Encoder, languages: Sequence[int]
+    ) -> None:
+        """Store the numbers of the teacher's languages, and match its vocabulary."""
+        self.languages = np.array(languages, dtype=np.int64)
+        self.special_tokens = SpecialTokens.of(teacher.tokenizer)
+        self._max_tokens = teacher.max_tokens
+        self._teacher_ids = np.arange(len(student))
+        if student.get_vocab() == teacher.tokenizer.get_vocab():
+            return
+        self.shared = match_vocabularies(student, teacher.tokenizer)
+        self._teacher_ids = np.full(len(student), -1)
+        self._teacher_ids[self.shared[0]] = self.shared[1]
+        self._teacher_ids[student.mask_token_id] = self.special_tokens.mask_id
+        self._retokenizer = Retokenizer(student, teacher.tokenizer)
+
+    def read(
+        self, text: Ragged, languages: IntArray, seen: IntArray, is_masked: BoolArray
+    ) -> TeacherInput:
+        """Return what the teacher reads of the sentences in its languages.
+
+        `seen` are the ids that the student sees instead of those of the text.
+        """
+        known = np.flatnonzero(np.isin(languages, self.languages))
+        retokenized, n_known = self._retokenize(reorder(text, known)), len(known)
+        fits = retokenized.pieces.lengths + 2 <= self._max_tokens
+        if not fits.all():
+            known = known[fits]
+            retokenized = self._retokenize(reorder(text, known))
+        starts = np.cumsum(text.lengths) - text.lengths
+        numbers = ranges(starts[known], text.lengths[known])
+        unread = 1 - len(known) / max(1, n_known)
+        if self.target == "states":
+            return _pair_segments(retokenized, numbers, len(text.ids), unread)
+        return self._pair_masked_tokens(retokenized, numbers, text.ids, seen, is_masked, unread)
+
+    def _retokenize(self, text: Ragged) -> Retokenization:
+        if self._retokenizer is None:
+            return Retokenization.identity(text)
+        return self._retokenizer.retokenize(text)
+
+    def _pair_masked_tokens(
+        self,
+        retokenized: Retokenization,
+        numbers: IntArray,
+        ids: IntArray,
+        seen: IntArray,
+        is_masked: BoolArray,
+        unread: float,
+    ) -> TeacherInput:
+        """Teach masked tokens that are the same single piece in both vocabularies."""
+        is_single = retokenized.one_to_one()
+        first = find_first_pieces(retokenized.tgt, retokenized.n_segments)
+        teacher_ids = np.append(retokenized.pieces.ids, -1)[first[retokenized.src]]
+        is_same = is_single[retokenized.src] & (self._teacher_ids[ids[numbers]] == teacher_ids)
+        taught = np.flatnonzero(is_masked[numbers] & is_same)
+        is_changed = seen[numbers] != ids[numbers]
+        text = self._mask(retokenized, is_single, is_changed, seen[numbers])
+        share = len(taught) / max(1, int(is_masked.sum()))
+        teacher_tokens = first[retokenized.src[taught]]
+        return TeacherInput(text, numbers[taught], teacher_tokens, share, unread)
+
+    def _mask(
+        self,
+        retokenized: Retokenization,
+        is_single: BoolArray,
+        is_changed: BoolArray,
+        seen: IntArray,
+    ) -> Ragged:
+        """Return what the teacher sees: the student's replacements, or masks if it lacks the piece.
+
+        A masked token that was left unchanged is unchanged for both.
+        """
+        segments, teacher_ids = retokenized.src[is_changed], self._teacher_ids[seen[is_changed]]
+        has_piece = is_single[segments] & (teacher_ids >= 0)
+        replacements = np.full(retokenized.n_segments, -1)
+        replacements[segments] = np.where(has_piece, teacher_ids, self.special_tokens.mask_id)
+        new_ids, pieces = replacements[retokenized.tgt], retokenized.pieces
+        return Ragged(np.where(new_ids >= 0, new_ids, pieces.ids), pieces.lengths)
+
+
+def _pair_segments(
+    retokenized: Retokenization, numbers: IntArray, n_tokens: int, unread: float
+) -> TeacherInput:
+    """Teach every segment by its first token on both sides; nothing is masked for the teacher."""
+    both = np.intersect1d(retokenized.src, retokenized.tgt)
+    src, tgt = (
+        find_first_pieces(side, retokenized.n_segments)[both]
+        for side in (retokenized.src, retokenized.tgt)
+    )
+    share = int(np.isin(retokenized.src, both).sum()) / max(1, n_tokens)
+    return TeacherInput(retokenized.pieces, numbers[src], tgt, share, unread)
+
+
+def find_first_pieces(segments: IntArray, n_segments: int) -> IntArray:
+    """Return the first piece of every segment; 0 for a segment without pieces.
+
+    >>> find_first_pieces(np.array([0, 0, 2]), 3).tolist()
+    [0, 0, 2]
+    """
+    first = np.zeros(n_segments, dtype=np.int64)
+    first[segments[::-1]] = np.arange(len(segments))[::-1]
+    return first
+
+
+@dataclass(frozen=True, slots=True)
+class DistillationCollator:
+    """Builds batches as for masked language modeling, and the teacher's part."""
+
+    special_tokens: SpecialTokens
+    rules: MaskingRules
+    shape: BatchShape | None
+    reader: TeacherReader
+
+    def __call__(self, sides: tuple[Ragged, ...], generator: torch.Generator) -> DistillationBatch:
+        """Return one batch of sentences and the numbers of their languages."""
+        text, languages = sides
+        tokens, slots = self._pack(text)
+        masked = mask_batch(tokens, self.rules, generator, self.shape)
+        is_masked = np.zeros(len(tokens.ids), dtype=np.bool_)
+        is_masked[masked.masked[masked.labels != NO_LABEL].numpy()] = True
+        seen = masked.tokens.ids.numpy()[slots]
+        taught = self.reader.read(text, languages.ids, seen, is_masked[slots])
+        teacher_text, teacher_slots = self._pack_for_teacher(taught.text)
+        n_rows = len(taught.student_tokens)
+        n_fill = 0 if self.shape is None else self._round_size(n_rows, masked) - n_rows
+        return DistillationBatch(
+            masked,
+            teacher_text,
+            F.pad(torch.from_numpy(slots[taught.student_tokens]), (0, n_fill)),
+            F.pad(torch.from_numpy(teacher_slots[taught.teacher_tokens]), (0, n_fill)),
+            F.pad(torch.ones(n_rows), (0, n_fill)),
+            torch.tensor(taught.share),
+            torch.tensor(taught.unread),
+        )
+
+    def _pack(self, text: Ragged) -> tuple[TokenBatch, IntArray]:
+        """Pack the sentences; return the index in the batch of every token of the text too."""
+        special = self.special_tokens
+        numbers = Ragged(np.arange(len(text.ids)), text.lengths)
+        packed = pack(add_special_tokens(numbers, -1, -2), shape=self.shape, pad_id=-3)
+        origins = packed.ids.numpy()
+        special_ids = np.array([special.pad_id, special.sep_id, special.cls_id])  # −3, −2 and −1
+        is_text = origins >= 0
+        ids = np.where(
+            is_text, text.ids[np.maximum(origins, 0)], special_ids[np.minimum(origins, -1)]
+        )
+        slots = np.empty(len(text.ids), dtype=np.int64)
+        slots[origins[is_text]] = np.flatnonzero(is_text)
+        return replace(packed, ids=torch.from_numpy(ids)), slots
+
+    def _pack_for_teacher(self, text: Ragged) -> tuple[TokenBatch, IntArray]:
+        """Pack what the teacher reads; return the index of every token too.
+
+        The shape may vary, because the teacher runs outside the compiled step.
+        """
+        special = self.reader.special_tokens
+        tokens = pack(
+            add_special_tokens(text, special.cls_id, special.sep_id), pad_id=special.pad_id
+        )
+        lengths = text.lengths + 2
+        return tokens, ranges(np.cumsum(lengths) - lengths + 1, text.lengths)
+
+    def _round_size(self, n_rows: int, masked: MaskedBatch) -> int:
+        """Return the next of the few sizes that the taught part can have in a compiled step."""
+        most = len(masked.masked) if self.reader.target == "tokens" else len(masked.tokens.ids)
+        step = -(-most // N_SIZES)
+        return step * max(1, -(-n_rows // step))

@@ -1,12 +1,7 @@
-"""Batches of what an encoder reads beside what a decoder writes.
+"""Objectives of encoder–decoders: translation, and denoising as in BART and mBART.
 
-Translation by an encoder–decoder: label-smoothed cross-entropy of the target, forced by itself.
-
-Vaswani et al., 2017; Szegedy et al., 2016 (label smoothing).
-
-Denoising by an encoder–decoder: write the text that was damaged, in its own language.
-
-Lewis et al., 2020 (BART); Liu et al., 2020 (mBART).
+Vaswani et al., 2017; Szegedy et al., 2016 (label smoothing); Lewis et al., 2020 (BART); Liu et al.,
+2020 (mBART).
 """
 
 from __future__ import annotations
@@ -20,12 +15,22 @@ import torch
 from pydantic import Field
 
 from calque.errors import InputError
-from calque.io.segmentation import HARD, SOFT
+from calque.io.segmentation import HARD_ENDS, SOFT_ENDS
+from calque.models.heads import NO_LABEL
 from calque.models.seq2seq import Seq2Seq
-from calque.objectives.base import BatchOfArrays, Marks, Objective, ObjectiveSettings
-from calque.objectives.masked_lm import IGNORED, predict_tokens
+from calque.objectives.base import Objective, ObjectiveSettings, TensorBatch
+from calque.objectives.masked_lm import vocabulary_logits
 from calque.tokens.masking import infill_spans, permute_sentences
-from calque.tokens.ragged import BatchShape, Ragged, add_marks, interleave, pack, ranges, reorder
+from calque.tokens.ragged import (
+    BatchShape,
+    Ragged,
+    add_special_tokens,
+    interleave,
+    pack,
+    ranges,
+    reorder,
+)
+from calque.tokens.tokenizer import SpecialTokens
 from calque.types import LossTerms, TokenBatch
 
 if TYPE_CHECKING:
@@ -38,119 +43,34 @@ if TYPE_CHECKING:
 
     IntArray = npt.NDArray[np.int64]
 
-# Sizes of a fixed shape are odd sixteenths of the budget: halves, and whole, have room to vary.
+# Sizes of a fixed shape are odd sixteenths of the token budget, which leaves room around a half
+# and around the whole.
 STEPS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Seq2SeqBatch(BatchOfArrays):
-    """Sequence k of `tgt` is written from sequence k of `src`; labels are its next tokens.
-
-    A label of −100 marks what only fills the shape.
-    """
-
-    src: TokenBatch
-    tgt: TokenBatch
-    labels: Int[Tensor, "tgt_tokens"]
-
-    @property
-    def tokens(self) -> TokenBatch:
-        """Give the source, with the tokens of both sides counted."""
-        return replace(self.src, n_real=self.src.n_real + self.tgt.n_real)
-
-
-class Beginnings:
-    """The token that the decoder begins with, by the number of the language to write.
-
-    A collator has it before the languages are known, which `meet` tells.
-    """
-
-    def __init__(self, marks: Marks) -> None:
-        self.default = marks.first
-        self.ids: IntArray = np.zeros(0, dtype=np.int64)
-
-    def meet(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Learn the tokens of languages, in the order of their numbers."""
-        model = check_decoder(encoder)
-        different = sorted({*languages, *model.taught})
-        if not model.targets and len(different) > 1:
-            raise InputError(
-                f"{', '.join(different)}: the decoder cannot tell which language to write",
-                fix=f"set model.decoder.languages=[{', '.join(different)}]",
-            )
-        self.default = model.default_start
-        self.ids = np.array([model.start_token(name) for name in languages], dtype=np.int64)
-
-    def find(self, numbers: IntArray) -> IntArray:
-        """Give the token for each example."""
-        return self.ids[numbers] if len(self.ids) else np.full(len(numbers), self.default)
-
-
-def check_decoder(encoder: Encoder) -> Seq2Seq:
-    """Refuse an encoder that cannot write."""
-    if not isinstance(encoder, Seq2Seq):
-        raise InputError(
-            "this objective writes text, and the model has no decoder",
-            fix="add model.decoder to the recipe, if only {}",
-        )
-    return encoder
-
-
-def lay_seq2seq(
-    src: Ragged,
-    tgt: Ragged,
-    first: IntArray,
-    marks: Marks,
-    shape: BatchShape | None,
-    least: tuple[int, int],
-) -> Seq2SeqBatch:
-    """Lay out sources, with marks, and targets, each after the token it begins with.
-
-    A shape is filled up: to at least so many sixteenths of the budget on either side.
-    """
-    marked = add_marks(src, marks.first, marks.last)
-    ones = np.ones(len(first), dtype=np.int64)
-    begun, _ = interleave(Ragged(first, ones), tgt)
-    labels = add_marks(tgt, None, marks.last)
-    if shape is None:
-        read, written = (pack(side, pad_id=marks.pad) for side in (marked, begun))
-        return Seq2SeqBatch(read, written, torch.from_numpy(labels.ids))
-    n_tail = -(-max(least) * shape.budget // (STEPS * shape.row)) + 1
-    read = _fill_up(marked, shape, least[0], n_tail, marks.pad)
-    written = _fill_up(begun, shape, least[1], n_tail, marks.pad)
-    n_fill = len(written.ids) - len(labels.ids)
-    return Seq2SeqBatch(
-        read, written, torch.from_numpy(np.pad(labels.ids, (0, n_fill), constant_values=IGNORED))
-    )
-
-
-def _fill_up(ragged: Ragged, shape: BatchShape, least: int, n_tail: int, pad_id: int) -> TokenBatch:
-    """Fill a batch up to a fixed size with padding, cut into sequences that both sides have."""
-    step, size = 2 * shape.budget // STEPS, least * shape.budget // STEPS
-    needed = len(ragged.ids) + n_tail
-    size += max(0, -(-(needed - size) // step)) * step
-    n_empty = max(0, shape.sequences - len(ragged.lengths))
-    tail = np.full(n_tail, (size - len(ragged.ids)) // n_tail, dtype=np.int64)
-    tail[: (size - len(ragged.ids)) % n_tail] += 1
-    lengths = np.concatenate([ragged.lengths, np.zeros(n_empty, dtype=np.int64), tail])
-    ids = np.pad(ragged.ids, (0, size - len(ragged.ids)), constant_values=pad_id)
-    positions = ranges(np.zeros_like(lengths), lengths)
-    positions[len(ragged.ids) :] = 0
-    packed = pack(Ragged(ids, lengths), positions=positions, pad_id=pad_id)
-    return replace(packed, longest=max(shape.row, int(tail.max())), n_real=len(ragged.ids))
-
-
-# The share of a batch, in sixteenths, that either side of a pair may take before shapes change.
-HALF = (9, 9)
+# The initial size of (source, target) in sixteenths: for translation about a half each.
+TRANSLATION_SIZES = (9, 9)
+# For denoising: the masked text is about three quarters of the original.
+DENOISING_SIZES = (13, 17)
 
 
 class TranslationSettings(ObjectiveSettings):
-    """Translation as the recipe describes it."""
+    """Settings of translation in a recipe."""
 
     kind: Literal["translation"] = "translation"
-    # Of bitext en-de: forward is from en to de. "both": each pair in either direction, by a coin.
+    # For bitext en-de, "forward" is from en to de; "both" chooses a random direction per pair.
     direction: Literal["forward", "backward", "both"] = "forward"
     smoothing: float = Field(0.1, ge=0, lt=1)
+
+
+class DenoisingSeq2SeqSettings(ObjectiveSettings):
+    """Settings of denoising in a recipe."""
+
+    kind: Literal["denoising_seq2seq"] = "denoising_seq2seq"
+    # The fraction of masked tokens, and the mean length of spans; each span becomes one mask.
+    rate: float = Field(0.35, gt=0, lt=1)
+    mean_span: float = Field(3.5, gt=0)
+    # Also permute the sentences of an example.
+    permute: bool = False
+    smoothing: float = Field(0.0, ge=0, lt=1)
 
 
 def smoothed_cross_entropy(
@@ -160,194 +80,282 @@ def smoothed_cross_entropy(
     labels: Int[Tensor, "tokens"],
     smoothing: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Mean of (1 − ε)·(−log p(y)) + ε·mean over v of (−log p(v)); and of −log p(y) alone.
+    """Return the mean of (1 − ε)·(−log p(y)) + ε·mean over v of (−log p(v)), and of −log p(y).
 
-    The mean logit is that of the mean row of the output layer, so that smoothing costs no second
-    pass over the vocabulary. Labels of −100 do not count.
+    The mean logit is computed from the mean row of the output layer, so that smoothing needs no
+    second pass over the vocabulary. Labels of `NO_LABEL` are ignored.
     """
-    logits = predict_tokens(features, weight, bias)
+    logits = vocabulary_logits(features, weight, bias)
     dtype = logits.dtype
     normalizer = logits.logsumexp(-1)
-    is_real = labels != IGNORED
-    hit = logits.gather(-1, labels.clamp(min=0)[:, None])[:, 0]
-    mean = (features.to(dtype) * weight.to(dtype).mean(0)).sum(-1) + bias.to(dtype).mean()
-    surprise, spread = normalizer - hit, normalizer - mean
+    is_real = labels != NO_LABEL
+    label_logits = logits.gather(-1, labels.clamp(min=0)[:, None])[:, 0]
+    mean_logits = (features.to(dtype) * weight.to(dtype).mean(0)).sum(-1) + bias.to(dtype).mean()
+    nll, uniform = normalizer - label_logits, normalizer - mean_logits
     n_real = is_real.sum().clamp(min=1)
-    smoothed = (1 - smoothing) * surprise + smoothing * spread
-    zero = torch.zeros_like(surprise)
-    loss, plain = (torch.where(is_real, x, zero).sum() / n_real for x in (smoothed, surprise))
-    return loss, plain
+    smoothed = (1 - smoothing) * nll + smoothing * uniform
+    zero = torch.zeros_like(nll)
+    loss, mean_nll = (torch.where(is_real, x, zero).sum() / n_real for x in (smoothed, nll))
+    return loss, mean_nll
 
 
-class Writing(Objective):
-    """What objectives share that read with the encoder and write with the decoder."""
+@dataclass(frozen=True, slots=True)
+class Seq2SeqBatch(TensorBatch):
+    """Decoder input `tgt` is generated from `src`, sequence by sequence; labels are next tokens.
+
+    Labels of `NO_LABEL` only fill the shape.
+    """
+
+    src: TokenBatch
+    tgt: TokenBatch
+    labels: Int[Tensor, "tgt_tokens"]
+
+    @property
+    def tokens(self) -> TokenBatch:
+        """The source, with the tokens of both sides counted."""
+        return replace(self.src, n_real=self.src.n_real + self.tgt.n_real)
+
+
+class DecoderStarts:
+    """The first token of the decoder by the number of the target language.
+
+    Collators have this object before the languages are known; `set_languages` completes it.
+    """
+
+    def __init__(self, special_tokens: SpecialTokens) -> None:
+        self.default = special_tokens.cls_id
+        self.ids: IntArray = np.zeros(0, dtype=np.int64)
+
+    def set_languages(self, encoder: Encoder, languages: Sequence[str]) -> None:
+        """Look up the tokens of languages, in the order of their numbers."""
+        model = check_decoder(encoder)
+        different = sorted({*languages, *model.target_languages})
+        if not model.start_tokens and len(different) > 1:
+            raise InputError(
+                f"there are several target languages ({', '.join(different)}), but the decoder "
+                "has no start tokens to distinguish them",
+                fix=f"set model.decoder.languages=[{', '.join(different)}]",
+            )
+        self.default = model.default_start_token
+        self.ids = np.array([model.start_token(name) for name in languages], dtype=np.int64)
+
+    def find(self, numbers: IntArray) -> IntArray:
+        """Return the first token for each example."""
+        return self.ids[numbers] if len(self.ids) else np.full(len(numbers), self.default)
+
+
+def check_decoder(encoder: Encoder) -> Seq2Seq:
+    """Return the model; raise an error if it has no decoder."""
+    if not isinstance(encoder, Seq2Seq):
+        raise InputError(
+            "this objective generates text, but the model has no decoder",
+            fix="add `decoder: {}` to the model section of the recipe",
+        )
+    return encoder
+
+
+class Seq2SeqObjective(Objective):
+    """Base class of objectives that read with the encoder and generate with the decoder."""
 
     needs_languages: ClassVar[bool] = True
 
     def __init__(self, settings: ObjectiveSettings) -> None:
         super().__init__(settings)
-        self.beginnings: Beginnings | None = None
+        self.decoder_starts: DecoderStarts | None = None
 
-    def begin(self, marks: Marks) -> Beginnings:
-        """Give what collators look up first tokens in."""
-        self.beginnings = self.beginnings or Beginnings(marks)
-        return self.beginnings
+    def get_decoder_starts(self, special_tokens: SpecialTokens) -> DecoderStarts:
+        """Return the object in which collators look up the first decoder tokens."""
+        self.decoder_starts = self.decoder_starts or DecoderStarts(special_tokens)
+        return self.decoder_starts
 
-    def find_written(self, languages: Sequence[str]) -> list[str]:
-        """Name the language that is written, by the numbers that collators ask for."""
+    def list_targets(self, languages: Sequence[str]) -> list[str]:
+        """Return the target languages by the numbers that collators use."""
         return list(languages)
 
     def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Look up the tokens that the languages begin with."""
-        assert self.beginnings is not None
-        self.beginnings.meet(encoder, self.find_written(languages))
+        """Look up the start tokens of the languages."""
+        assert self.decoder_starts is not None
+        self.decoder_starts.set_languages(encoder, self.list_targets(languages))
 
     def forward(self, encoder: Encoder, batch: Seq2SeqBatch) -> LossTerms:
-        """Read, write what is to be written, and predict its every next token."""
+        """Return the label-smoothed cross-entropy with teacher forcing."""
         model = check_decoder(encoder)
         (memory,) = model(batch.src)
         states = model.decode(batch.tgt, batch.src, memory)
         weight, bias = model.output_layer()
         if bias is None:
             bias = weight.new_zeros(len(weight))
-        loss, plain = smoothed_cross_entropy(
-            model.predict_features(states), weight, bias, batch.labels, self.settings.smoothing
+        loss, nll = smoothed_cross_entropy(
+            model.lm_features(states), weight, bias, batch.labels, self.settings.smoothing
         )
-        return LossTerms(loss, {"nll": plain})
+        return LossTerms(loss, {"nll": nll})
 
 
-class Translation(Writing):
-    """Write the translation of a sentence."""
+class Translation(Seq2SeqObjective):
+    """Generate the translation of a sentence."""
 
     n_sides: ClassVar[int] = 2
-    reads_apart: ClassVar[bool] = True
+    encodes_separately: ClassVar[bool] = True
 
-    def n_marks(self, marks: Marks) -> int:
-        """Count two marks of either side: the target has one before and one after it."""
+    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
+        """Return 4: two of each side, including the first decoder token."""
         return 4
 
-    def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
-        """Batches of sentence pairs."""
-        return TranslationCollator(marks, shape, self.begin(marks), self.settings.direction)
+    def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
+        """Return a collator of sentence pairs."""
+        starts = self.get_decoder_starts(special_tokens)
+        return TranslationCollator(special_tokens, shape, starts, self.settings.direction)
 
     def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Look up the tokens that the languages begin with; the model remembers its directions."""
+        """Look up the start tokens, and store the directions with the model."""
         super().start(encoder, languages)
         pairs = [(pair[0], pair[-1]) for pair in (name.split("-") for name in languages)]
-        there = pairs if self.settings.direction != "backward" else []
-        back = pairs if self.settings.direction != "forward" else []
-        check_decoder(encoder).learn_directions([*there, *((tgt, src) for src, tgt in back)])
+        forward = pairs if self.settings.direction != "backward" else []
+        backward = pairs if self.settings.direction != "forward" else []
+        directions = [*forward, *((tgt, src) for src, tgt in backward)]
+        check_decoder(encoder).add_directions(directions)
 
-    def find_written(self, languages: Sequence[str]) -> list[str]:
-        """Name the second language of every pair, then the first: as far as they are written."""
+    def list_targets(self, languages: Sequence[str]) -> list[str]:
+        """Return the target language of every pair, for "both" those of both directions."""
         pairs = [name.split("-") for name in languages]
         if self.settings.direction == "both":
             return [pair[-1] for pair in pairs] + [pair[0] for pair in pairs]
         return [pair[0 if self.settings.direction == "backward" else -1] for pair in pairs]
 
 
+class DenoisingSeq2Seq(Seq2SeqObjective):
+    """Generate a text from a version with masked spans; the first token is its language's."""
+
+    n_sides: ClassVar[int] = 1
+
+    def __init__(self, settings: DenoisingSeq2SeqSettings) -> None:
+        super().__init__(settings)
+        self.sentence_ends = SentenceEnds()
+
+    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
+        """Return 2: `<s>` and `</s>`."""
+        return 2
+
+    def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
+        """Return a collator of masked and original text."""
+        starts = self.get_decoder_starts(special_tokens)
+        return DenoisingCollator(special_tokens, shape, starts, self.settings, self.sentence_ends)
+
+    def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
+        """Look up the start tokens of the languages, and the tokens that end sentences."""
+        super().start(encoder, languages)
+        self.sentence_ends.set_tokenizer(encoder)
+
+
+class SentenceEnds:
+    """Whether each token ends a sentence; `set_tokenizer` must be called first."""
+
+    def __init__(self) -> None:
+        self.flags: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+
+    def set_tokenizer(self, encoder: Encoder) -> None:
+        """Find the pieces that consist of sentence-final punctuation."""
+        self.flags = np.zeros(len(encoder.tokenizer), dtype=np.bool_)
+        for piece, number in encoder.tokenizer.get_vocab().items():
+            text = piece.strip("▁Ġ#")
+            self.flags[number] = bool(text) and set(text) <= set(HARD_ENDS + SOFT_ENDS)
+
+
 @dataclass(frozen=True, slots=True)
 class TranslationCollator:
-    """Builds batches of sources and targets in the direction asked for."""
+    """Builds batches of sources and targets in the given direction."""
 
-    marks: Marks
+    special_tokens: SpecialTokens
     shape: BatchShape | None
-    beginnings: Beginnings
+    starts: DecoderStarts
     direction: str
 
     def __call__(self, arrays: tuple[Ragged, ...], generator: torch.Generator) -> Seq2SeqBatch:
-        """Build one batch."""
+        """Return one batch."""
         src, tgt, pairs = arrays
         numbers = pairs.ids
         if self.direction == "backward":
             src, tgt = tgt, src
         if self.direction == "both":
             n_pairs = len(src.lengths)
-            turned = torch.randint(2, (n_pairs,), generator=generator).numpy()
+            is_swapped = torch.randint(2, (n_pairs,), generator=generator).numpy()
             both = Ragged(*map(np.concatenate, ((src.ids, tgt.ids), (src.lengths, tgt.lengths))))
-            places = np.arange(n_pairs)
-            src = reorder(both, places + turned * n_pairs)
-            tgt = reorder(both, places + (1 - turned) * n_pairs)
-            # The tokens of the first languages follow those of the second ones.
-            numbers = numbers + turned * (len(self.beginnings.ids) // 2)
-        first = self.beginnings.find(numbers)
-        return lay_seq2seq(src, tgt, first, self.marks, self.shape, HALF)
-
-
-# What damaged and whole text may take of a batch, in sixteenths: about three quarters, and all.
-SHARES = (13, 17)
-
-
-class DenoisingSeq2SeqSettings(ObjectiveSettings):
-    """Denoising as the recipe describes it."""
-
-    kind: Literal["denoising_seq2seq"] = "denoising_seq2seq"
-    # The share of tokens hidden, and the mean length of spans, each of which becomes one mask.
-    rate: float = Field(0.35, gt=0, lt=1)
-    mean_span: float = Field(3.5, gt=0)
-    # Also put the sentences of an example into another order, where it has several.
-    permute: bool = False
-    smoothing: float = Field(0.0, ge=0, lt=1)
-
-
-class DenoisingSeq2Seq(Writing):
-    """Write a text whose spans are hidden; the decoder begins with the token of its language."""
-
-    n_sides: ClassVar[int] = 1
-
-    def __init__(self, settings: DenoisingSeq2SeqSettings) -> None:
-        super().__init__(settings)
-        # Whether a token ends a sentence; known from `start` on.
-        self.ends = SentenceEnds()
-
-    def n_marks(self, marks: Marks) -> int:
-        """Count `<s>` and `</s>`."""
-        return 2
-
-    def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
-        """Batches of damaged and whole text."""
-        return DenoisingCollator(marks, shape, self.begin(marks), self.settings, self.ends)
-
-    def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Look up the tokens that the languages begin with, and those that end sentences."""
-        super().start(encoder, languages)
-        self.ends.meet(encoder)
-
-
-class SentenceEnds:
-    """Knows the tokens that end a sentence, once it has met the tokenizer."""
-
-    def __init__(self) -> None:
-        self.flags: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-
-    def meet(self, encoder: Encoder) -> None:
-        """Find the pieces that are nothing but final marks."""
-        self.flags = np.zeros(len(encoder.tokenizer), dtype=np.bool_)
-        for piece, number in encoder.tokenizer.get_vocab().items():
-            bare = piece.strip("▁Ġ#")
-            self.flags[number] = bool(bare) and set(bare) <= set(HARD + SOFT)
+            rows = np.arange(n_pairs)
+            src = reorder(both, rows + is_swapped * n_pairs)
+            tgt = reorder(both, rows + (1 - is_swapped) * n_pairs)
+            # The start tokens of the backward direction follow those of the forward direction.
+            numbers = numbers + is_swapped * (len(self.starts.ids) // 2)
+        first = self.starts.find(numbers)
+        return pack_seq2seq(src, tgt, first, self.special_tokens, self.shape, TRANSLATION_SIZES)
 
 
 @dataclass(frozen=True, slots=True)
 class DenoisingCollator:
-    """Damages text, and lays it beside what it was."""
+    """Builds batches of masked text and original text."""
 
-    marks: Marks
+    special_tokens: SpecialTokens
     shape: BatchShape | None
-    beginnings: Beginnings
+    starts: DecoderStarts
     settings: DenoisingSeq2SeqSettings
-    ends: SentenceEnds
+    sentence_ends: SentenceEnds
 
     def __call__(self, arrays: tuple[Ragged, ...], generator: torch.Generator) -> Seq2SeqBatch:
-        """Build one batch."""
+        """Return one batch."""
         text, languages = arrays
         seed = int(torch.randint(1 << 62, (), generator=generator))
         noise, settings = np.random.default_rng(seed), self.settings
-        damaged = text
+        noisy = text
         if settings.permute:
-            damaged = permute_sentences(text, self.ends.flags[text.ids], noise)
-        damaged = infill_spans(
-            damaged, self.marks.mask, noise, rate=settings.rate, mean_span=settings.mean_span
+            noisy = permute_sentences(text, self.sentence_ends.flags[text.ids], noise)
+        mask_id = self.special_tokens.mask_id
+        noisy = infill_spans(
+            noisy, mask_id, noise, rate=settings.rate, mean_span=settings.mean_span
         )
-        first = self.beginnings.find(languages.ids)
-        return lay_seq2seq(damaged, text, first, self.marks, self.shape, SHARES)
+        first = self.starts.find(languages.ids)
+        return pack_seq2seq(noisy, text, first, self.special_tokens, self.shape, DENOISING_SIZES)
+
+
+def pack_seq2seq(
+    src: Ragged,
+    tgt: Ragged,
+    first: IntArray,
+    special_tokens: SpecialTokens,
+    shape: BatchShape | None,
+    sizes: tuple[int, int],
+) -> Seq2SeqBatch:
+    """Return a batch of sources with special tokens, and targets after their first tokens.
+
+    With a shape, both sides are padded: to at least `sizes` sixteenths of the token budget.
+    """
+    cls_id, sep_id, pad_id = special_tokens.cls_id, special_tokens.sep_id, special_tokens.pad_id
+    src = add_special_tokens(src, cls_id, sep_id)
+    labels = add_special_tokens(tgt, None, sep_id)
+    tgt, _ = interleave(Ragged(first, np.ones(len(first), dtype=np.int64)), tgt)
+    if shape is None:
+        src_batch, tgt_batch = (pack(side, pad_id=pad_id) for side in (src, tgt))
+        return Seq2SeqBatch(src_batch, tgt_batch, torch.from_numpy(labels.ids))
+    n_tail = -(-max(sizes) * shape.budget // (STEPS * shape.row)) + 1
+    src_batch = _pack_padded(src, shape, sizes[0], n_tail, pad_id)
+    tgt_batch = _pack_padded(tgt, shape, sizes[1], n_tail, pad_id)
+    n_fill = len(tgt_batch.ids) - len(labels.ids)
+    padded = np.pad(labels.ids, (0, n_fill), constant_values=NO_LABEL)
+    return Seq2SeqBatch(src_batch, tgt_batch, torch.from_numpy(padded))
+
+
+def _pack_padded(
+    ragged: Ragged, shape: BatchShape, min_size: int, n_tail: int, pad_id: int
+) -> TokenBatch:
+    """Pack sequences and add padding up to a fixed size, as `n_tail` sequences of padding."""
+    step, size = 2 * shape.budget // STEPS, min_size * shape.budget // STEPS
+    needed = len(ragged.ids) + n_tail
+    size += max(0, -(-(needed - size) // step)) * step
+    n_padding = size - len(ragged.ids)
+    n_empty = max(0, shape.sequences - len(ragged.lengths))
+    tail = np.full(n_tail, n_padding // n_tail, dtype=np.int64)
+    tail[: n_padding % n_tail] += 1
+    lengths = np.concatenate([ragged.lengths, np.zeros(n_empty, dtype=np.int64), tail])
+    ids = np.pad(ragged.ids, (0, n_padding), constant_values=pad_id)
+    positions = ranges(np.zeros_like(lengths), lengths)
+    positions[len(ragged.ids) :] = 0
+    packed = pack(Ragged(ids, lengths), positions=positions, pad_id=pad_id)
+    return replace(packed, longest=max(shape.row, int(tail.max())), n_real=len(ragged.ids))

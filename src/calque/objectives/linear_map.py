@@ -1,8 +1,8 @@
-"""Linear mapping: a matrix a language and layer that takes its words to their English partners.
+"""Linear mapping: one matrix per language and layer that maps words to their English partners.
 
-Wu and Dredze, 2020, after Wang et al., 2019. The encoder stays as it is, without dropout; only the
-maps are learnt, by gradient steps and a step towards orthogonality after each (Lample et al.,
-2018). `training.map_fitting` finds the same maps in closed form, in one pass over the text.
+Wu and Dredze, 2020, after Wang et al., 2019. The encoder is frozen and runs without dropout. The
+maps are learned by gradient steps, each followed by a step toward orthogonality (Lample et al.,
+2018). `training.closed_form` computes the same maps in closed form, in one pass over the text.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from calque.algorithms.procrustes import orthogonalize_step
 from calque.errors import InputError
 from calque.models.language_maps import LanguageMaps
 from calque.objectives.base import (
-    Marks,
     Objective,
     ObjectiveSettings,
+    evaluation_mode,
     n_processes,
     total_over_processes,
 )
-from calque.objectives.denoising_alignment import no_dropout
 from calque.objectives.linked_words import WordPairBatch, WordPairCollator
+from calque.tokens.tokenizer import SpecialTokens
 from calque.types import LossTerms
 
 if TYPE_CHECKING:
@@ -41,25 +41,25 @@ if TYPE_CHECKING:
 
 
 class LinearMapSettings(ObjectiveSettings):
-    """The maps as the recipe describes them."""
+    """Settings of the maps in a recipe."""
 
     kind: Literal["linear_map"] = "linear_map"
-    # gradient: steps, as in the paper. procrustes, least_squares: exact, in one pass.
+    # "gradient": steps, as in the paper; "procrustes", "least_squares": exact, in one pass.
     solver: Literal["gradient", "procrustes", "least_squares"] = "gradient"
-    # How far each step leads towards an orthogonal matrix; for the solver gradient.
+    # Size of the step toward an orthogonal matrix (Wu and Dredze, Eq. 2), for solver=gradient.
     beta: float = Field(0.01, gt=0, le=0.5)
     words: Literal["first", "mean"] = "first"
-    # 0 is the embedding.
+    # Layer 0 is the embedding output.
     layers: Literal["all"] | list[int] = "all"
-    # The language that all others are mapped to: one side of every pair.
+    # The language that all others are mapped to; every pair must contain it.
     pivot: str = "en"
 
 
 @dataclass(frozen=True, slots=True)
 class PairRoles:
-    """Which language of a pair is mapped: numbers into `languages`, by the pair's own number.
+    """The language that is mapped in each language pair, as an index into `languages`.
 
-    Links of pairs that are `swapped` have that language on their source side.
+    In pairs that are `swapped`, that language is the source.
     """
 
     languages: tuple[str, ...]
@@ -68,7 +68,7 @@ class PairRoles:
 
     @classmethod
     def of(cls, pairs: Sequence[str], pivot: str) -> Self:
-        """Read pairs such as en-de; one without the pivot is an error.
+        """Return the roles for pairs such as en-de; each must contain the pivot once.
 
         >>> PairRoles.of(["de-en", "en-de", "en-fr"], "en")
         PairRoles(languages=('de', 'fr'), numbers=(0, 0, 1), swapped=(True, False, False))
@@ -78,8 +78,8 @@ class PairRoles:
             src, _, tgt = pair.partition("-")
             if (src == pivot) == (tgt == pivot):
                 raise InputError(
-                    f"linear_map: {pair} is no pair of {pivot!r} and another language",
-                    fix="set the objective's pivot, or leave the language out",
+                    f"linear_map: {pair} is not a pair of {pivot!r} and another language",
+                    fix="set the pivot of the objective, or leave this language out",
                 )
             found.append((tgt, False) if src == pivot else (src, True))
         languages = sorted({language for language, _ in found})
@@ -97,19 +97,19 @@ class LinkStates:
     languages: Int[Tensor, "links"]
 
     def split(self, n_languages: int) -> list[Int[Tensor, "links"]]:
-        """Give the links of every language."""
+        """Return the links of every language."""
         counts = torch.bincount(self.languages, minlength=n_languages)
         return list(torch.split(self.languages.argsort(), counts.tolist()))
 
     def total_weights(self, n_languages: int) -> Float[Tensor, "languages"]:
-        """Add up the weights of the links of every language."""
+        """Return the sum of the link weights of every language."""
         return torch.bincount(self.languages, self.weights, n_languages)
 
 
 def sum_errors(
     linked: LinkStates, maps: Float[Tensor, "languages layers hidden hidden"]
 ) -> Float[Tensor, "languages layers"]:
-    """Give Σ w‖s − t W‖² of every language and layer."""
+    """Return Σ w‖s − t W‖² of every language and layer (Wu and Dredze, Eq. 1)."""
     sums = []
     for W, rows in zip(maps.unbind(), linked.split(len(maps)), strict=True):
         errors = linked.src[:, rows] - linked.tgt[:, rows] @ W
@@ -118,28 +118,28 @@ def sum_errors(
 
 
 def sum_distances(linked: LinkStates, n_languages: int) -> Float[Tensor, "languages layers"]:
-    """Give Σ w‖s − t‖² of every language and layer: what the maps begin with."""
+    """Return Σ w‖s − t‖² of every language and layer: the error without maps."""
     distances = (linked.src - linked.tgt).square().sum(dim=-1) * linked.weights
     sums = distances.new_zeros(n_languages, len(distances))
     return sums.index_add(0, linked.languages, distances.mT)
 
 
-def read_links(
+def encode_linked_words(
     encoder: Encoder,
     batch: WordPairBatch,
     layers: Sequence[int],
     words: Literal["first", "mean"],
 ) -> tuple[Float[Tensor, "layers links hidden"], Float[Tensor, "layers links hidden"]]:
-    """Encode sentences and give the states of both words of every link."""
+    """Encode sentences and return the states of both words of every link."""
     linked = [batch.linked_states(states, words) for states in encoder(batch.tokens, layers)]
     return torch.stack([src for src, _ in linked]), torch.stack([tgt for _, tgt in linked])
 
 
 class LinearMap(Objective):
-    """Learn a map a language and layer, and keep the best of each by its validation loss."""
+    """Learn one map per language and layer, and keep the best of each by validation loss."""
 
     n_sides: ClassVar[int] = 2
-    reads_apart: ClassVar[bool] = True
+    encodes_separately: ClassVar[bool] = True
     needs_links: ClassVar[bool] = True
     needs_languages: ClassVar[bool] = True
     roles: PairRoles
@@ -151,26 +151,26 @@ class LinearMap(Objective):
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
-        self._read: Callable[..., tuple[Tensor, Tensor]] = read_links
+        self._encode: Callable[..., tuple[Tensor, Tensor]] = encode_linked_words
 
-    def n_marks(self, marks: Marks) -> int:
-        """Count `<s>` and `</s>` of both sentences."""
+    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
+        """Return 4: `<s>` and `</s>` of both sentences."""
         return 4
 
-    def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
-        """Batches of linked words."""
-        return WordPairCollator(marks, shape)
+    def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
+        """Return a collator of linked words."""
+        return WordPairCollator(special_tokens, shape)
 
     def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Make the maps, which leave all as it is, on the encoder's device."""
+        """Create identity maps on the encoder's device."""
         if self.settings.solver != "gradient":
             raise InputError(
-                f"linear_map: solver={self.settings.solver} takes one pass, not steps",
-                fix="let it be the recipe's only objective, or set solver=gradient",
+                f"linear_map: solver={self.settings.solver} cannot be combined with gradient steps",
+                fix="make it the only objective of the recipe, or set solver=gradient",
             )
         if any(parameter.requires_grad for parameter in encoder.parameters()):
             raise InputError(
-                "linear_map maps the states of an encoder that stays as it is",
+                "linear_map needs a frozen encoder",
                 fix="freeze it: --set \"freeze=['encoder.*']\"",
             )
         self.roles = PairRoles.of(languages, self.settings.pivot)
@@ -178,43 +178,43 @@ class LinearMap(Objective):
         device = next(encoder.parameters()).device
         identity = torch.eye(encoder.hidden_size, device=device).expand(*n_maps, -1, -1)
         self.maps = nn.Parameter(identity.clone())
-        # No buffer: DDP would send those to all processes before every step.
+        # Not a buffer: DDP would broadcast it to all processes before every step.
         self.best_maps = nn.Parameter(identity.clone(), requires_grad=False)
         self.register_buffer("best_losses", torch.full(n_maps, torch.inf, device=device))
         self.register_buffer("unmapped_losses", torch.full(n_maps, torch.inf, device=device))
-        # Sums since the last validation: of errors, of distances and, the last column, of weights.
+        # Sums since the last validation: errors, distances and, in the last column, weights.
         shape = (n_maps[0], 2 * n_maps[1] + 1)
         self.register_buffer("seen", torch.zeros(shape, device=device), persistent=False)
 
     def compile(self, *arguments: Any, **options: Any) -> None:
-        """Compile the encoder's pass; the rest has other sizes in every batch, and is small."""
-        self._read = torch.compile(read_links, *arguments, **options)
+        """Compile the pass of the encoder; the rest is small and its sizes vary."""
+        self._encode = torch.compile(encode_linked_words, *arguments, **options)
 
     def prepare(self, encoder: Encoder, batch: WordPairBatch) -> LinkStates:
-        """Read the states of linked words as they will be when the maps are used."""
-        return self.read(encoder, batch, self.roles)
+        """Return the states of linked words, without gradient and dropout."""
+        return self.encode_links(encoder, batch, self.roles)
 
-    def read(self, encoder: Encoder, batch: WordPairBatch, roles: PairRoles) -> LinkStates:
-        """Give the states of linked words, those of the pivot first: no gradient, no dropout."""
+    def encode_links(self, encoder: Encoder, batch: WordPairBatch, roles: PairRoles) -> LinkStates:
+        """Return the states of linked words, those of the pivot as `src`."""
         device = batch.src.device
         numbers = torch.tensor(roles.numbers, device=device)[batch.languages]
         is_swapped: Bool[Tensor, "links"] = torch.tensor(roles.swapped, device=device)
         is_swapped = is_swapped[batch.languages]
-        turned = replace(
+        oriented = replace(
             batch,
             src=torch.where(is_swapped, batch.tgt, batch.src),
             tgt=torch.where(is_swapped, batch.src, batch.tgt),
         )
         layers = self.choose_layers(encoder)
-        with torch.no_grad(), no_dropout(encoder):
-            src, tgt = self._read(encoder, turned, layers, self.settings.words)
+        with torch.no_grad(), evaluation_mode(encoder):
+            src, tgt = self._encode(encoder, oriented, layers, self.settings.words)
         return LinkStates(src, tgt, batch.weights, numbers)
 
     def forward(self, encoder: Encoder, batch: LinkStates) -> LossTerms:
-        """Give the mean over links and layers of ‖s − t W‖².
+        """Return the mean over links and layers of ‖s − t W‖².
 
-        Paper: one language at a time; here they share a batch. Adam makes the size of a gradient
-        irrelevant, so that each map learns as if it were alone.
+        Paper: one language at a time; here languages share a batch. Adam is invariant to the scale
+        of gradients, so that each map is learned as if it were alone.
         """
         n_languages, n_layers = self.best_losses.shape
         with torch.autocast(batch.src.device.type, enabled=False):
@@ -223,17 +223,17 @@ class LinearMap(Objective):
         if not self.training:
             parts = (errors.detach(), distances, weights[:, None])
             self.seen += torch.cat(parts, dim=1).to(self.seen.dtype)
-        # DDP takes the mean over the processes: that of all links, however they are spread.
+        # DDP averages over the processes: the result is the mean over all links.
         total = n_layers * total_over_processes(weights.sum()) / n_processes()
         total = torch.where(total > 0, total, 1.0)
         return LossTerms(errors.sum() / total, {"unmapped": distances.sum() / total})
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Go a step towards orthogonal maps."""
+        """Move the maps toward orthogonality (Wu and Dredze, Eq. 2)."""
         if isinstance(self.maps, DTensor):
             raise InputError(
-                "linear_map: maps cannot be spread over processes",
+                "linear_map: the maps cannot be sharded over processes",
                 fix="set engine.distributed=ddp",
             )
         for maps in self.maps:
@@ -241,9 +241,9 @@ class LinearMap(Objective):
 
     @torch.no_grad()
     def after_validation(self) -> None:
-        """Keep every map that is better than all before it on the text kept aside."""
+        """Keep every map whose validation loss is the best so far."""
         n_layers = self.best_losses.shape[1]
-        means = self.seen[:, :-1] / self.seen[:, -1:]  # NaN where there was nothing
+        means = self.seen[:, :-1] / self.seen[:, -1:]  # NaN without validation examples
         losses, distances = means[:, :n_layers], means[:, n_layers:]
         is_better = losses < self.best_losses
         self.best_losses.copy_(torch.where(is_better, losses, self.best_losses))
@@ -251,10 +251,10 @@ class LinearMap(Objective):
         self.best_maps[is_better] = self.maps[is_better]
         self.seen.zero_()
 
-    def save_beside(self, encoder: Encoder, folder: Path) -> None:
-        """Write the best maps; the last where there was no text to judge them by."""
-        is_judged = self.best_losses.isfinite()[..., None, None]
-        maps = torch.where(is_judged, self.best_maps, self.maps).detach()
+    def save_files(self, encoder: Encoder, folder: Path) -> None:
+        """Write the best maps; the last ones if there were no validation examples."""
+        is_validated = self.best_losses.isfinite()[..., None, None]
+        maps = torch.where(is_validated, self.best_maps, self.maps).detach()
         losses = {"unmapped": self.unmapped_losses, "mapped": self.best_losses}
         names = self.roles.languages
         self.save_maps(encoder, folder, maps, names, validation=describe_losses(names, losses))
@@ -267,30 +267,29 @@ class LinearMap(Objective):
         languages: Sequence[str],
         **figures: Any,
     ) -> None:
-        """Write maps, how they were found, and what was measured of them.
+        """Write maps with a description of how they were computed, and measured figures.
 
-        The encoder has not changed: its neutral space is as good as it was.
+        The encoder has not changed, so that its neutral space is written again.
         """
         settings = self.settings
         about = {"solver": settings.solver, "words": settings.words}
         about |= {"beta": settings.beta} if settings.solver == "gradient" else {}
         layers = tuple(self.choose_layers(encoder))
-        found = LanguageMaps(maps, tuple(languages), layers, settings.pivot, about | figures)
-        found.save(folder)
+        LanguageMaps(maps, tuple(languages), layers, settings.pivot, about | figures).save(folder)
         if encoder.neutral is not None:
             encoder.neutral.save(folder)
 
     def choose_layers(self, encoder: Encoder) -> list[int]:
-        """Give the layers to map, in their order."""
-        asked = self.settings.layers
-        numbers = range(encoder.n_layers + 1) if asked == "all" else asked
+        """Return the layers to map, in order."""
+        layers = self.settings.layers
+        numbers = range(encoder.n_layers + 1) if layers == "all" else layers
         return sorted({encoder.check_layer(number) for number in numbers})
 
 
 def describe_losses(
     languages: Sequence[str], losses: dict[str, Float[Tensor, "languages layers"]]
 ) -> dict[str, dict[str, list[float | None]]]:
-    """List losses by language, layer after layer; None where nothing was measured."""
+    """Return losses by language and layer; None if there is no value."""
     return {
         language: {
             name: [round(x, 6) if abs(x) < torch.inf else None for x in values[number].tolist()]

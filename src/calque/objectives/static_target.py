@@ -1,6 +1,6 @@
-"""Static vectors taught back to the encoder: a word read alone resembles its vector.
+"""Continued pretraining toward static word vectors: an isolated word resembles its vector.
 
-Hämmerl et al., 2022, by mean squared error or by deep CCA (Andrew et al., 2013).
+Hämmerl et al., 2022, with mean squared error or deep CCA (Andrew et al., 2013).
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ import torch
 from pydantic import Field, model_validator
 from torch.nn import functional as F
 
-from calque.algorithms.cca import RIDGE, RigidFit, deep_cca_loss
+from calque.algorithms.cca import RIDGE, SimilarityTransform, deep_cca_loss
 from calque.errors import InputError
 from calque.models.pooling import pool_words
 from calque.objectives.base import (
-    BatchOfArrays,
-    Marks,
     Objective,
     ObjectiveSettings,
+    TensorBatch,
+    choose_layer,
+    evaluation_mode,
     gather_rows,
-    lay_apart,
     n_processes,
 )
-from calque.objectives.regression import mean_over_processes
+from calque.objectives.regression import l2_loss_over_processes
+from calque.tokens.layout import pack_separately
+from calque.tokens.tokenizer import SpecialTokens
 from calque.types import LossTerms
 
 if TYPE_CHECKING:
@@ -41,42 +43,42 @@ if TYPE_CHECKING:
     from calque.types import TokenBatch
 
 
-# Words that vectors are fitted by.
+# Number of words that the map of the vectors is fitted on.
 N_FITTED = 8192
 
 
 class StaticTargetSettings(ObjectiveSettings):
-    """The loss between words and their vectors as the recipe describes it."""
+    """Settings of the loss between words and their vectors in a recipe."""
 
     kind: Literal["static_target"] = "static_target"
-    # "mse" compares number by number, so that both must have as many; "dcca" correlates.
+    # "mse" needs vectors of the encoder's hidden size; "dcca" correlates vectors of any size.
     loss: Literal["mse", "dcca"] = "dcca"
-    # The layer whose states make the words; by default the last.
+    # The layer whose states represent words. Default: the last.
     layer: int | None = None
-    # Whether vectors are scaled to length 1, as the authors' code does.
+    # Whether vectors are scaled to unit length, as in the authors' code.
     unit: bool = True
-    # Beyond the paper, for "mse": whether vectors are moved, scaled and turned, once, to where the
-    # encoder's states of their words lie. Then the widths may differ.
+    # Not in the paper, for "mse": shift, scale and rotate the vectors once to fit the initial
+    # states of their words. Then their size may differ from the hidden size.
     fit: bool = False
-    # How many of the largest correlations count; by default all.
+    # Number of the largest correlations that are summed. Default: all.
     components: int | None = Field(None, gt=0)
-    # What is added to the variances: as it is, or times the mean variance of either side.
+    # Added to the variances: as it is, or multiplied by the mean variance of each side.
     ridge: float = Field(RIDGE, ge=0)
     ridge_unit: Literal["one", "variance"] = "one"
 
     @model_validator(mode="after")
-    def _correlations_need_no_fit(self) -> StaticTargetSettings:
+    def _check_fit(self) -> StaticTargetSettings:
         if self.fit and self.loss == "dcca":
-            raise ValueError("fit=true, but correlations are the same wherever vectors lie")
+            raise ValueError("fit=true has no effect with loss=dcca, which ignores linear maps")
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class WordVectorBatch(BatchOfArrays):
+class WordVectorBatch(TensorBatch):
     """Words, each a sequence of its own, and their vectors.
 
-    `words` tell the word of every token, −1 for marks and padding. A word of weight 0 only fills
-    the shape.
+    `words` is the word of every token, −1 for special tokens and padding. A word of weight 0 only
+    fills the shape.
     """
 
     tokens: TokenBatch
@@ -87,30 +89,32 @@ class WordVectorBatch(BatchOfArrays):
 
 @dataclass(frozen=True, slots=True)
 class WordVectorCollator:
-    """Builds batches; with a shape, of always the same number of words, some of weight 0."""
+    """Builds batches of words; with a shape, the number of words is fixed."""
 
-    marks: Marks
+    special_tokens: SpecialTokens
     shape: BatchShape | None
     unit: bool
 
     def __call__(self, arrays: tuple[Ragged, ...], generator: torch.Generator) -> WordVectorBatch:
-        """Build one batch of words and vectors."""
+        """Return one batch of words and vectors."""
         text, numbers = arrays
         n_words = len(text.lengths)
-        tokens, owners = lay_apart((text,), self.marks, self.shape, own_marks=False)
-        room = n_words if self.shape is None else max(n_words, self.shape.sequences)
+        tokens, owners = pack_separately(
+            (text,), self.special_tokens, self.shape, own_special_tokens=False
+        )
+        capacity = n_words if self.shape is None else max(n_words, self.shape.sequences)
         vectors = torch.from_numpy(numbers.ids.reshape(n_words, -1)).float()
         vectors = F.normalize(vectors, dim=1) if self.unit else vectors
         return WordVectorBatch(
             tokens,
             torch.from_numpy(np.where(owners == n_words, -1, owners)),
-            F.pad(vectors, (0, 0, 0, room - n_words)),
-            F.pad(torch.ones(n_words), (0, room - n_words)),
+            F.pad(vectors, (0, 0, 0, capacity - n_words)),
+            F.pad(torch.ones(n_words), (0, capacity - n_words)),
         )
 
 
 class StaticTarget(Objective):
-    """Bring words, each read alone, to their static vectors; the encoder alone learns."""
+    """Make isolated words resemble their static vectors; only the encoder gets a gradient."""
 
     n_sides: ClassVar[int] = 1
     needs_vectors: ClassVar[bool] = True
@@ -118,61 +122,69 @@ class StaticTarget(Objective):
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
-        self.fitted: RigidFit | None = None
+        self.fitted: SimilarityTransform | None = None
 
-    def n_marks(self, marks: Marks) -> int:
-        """Count `<s>` and `</s>`."""
+    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
+        """Return 2: `<s>` and `</s>`."""
         return 2
 
-    def make_collate(self, marks: Marks, shape: BatchShape | None) -> Collate:
-        """Batches of words with their vectors."""
-        return WordVectorCollator(marks, shape, self.settings.unit)
+    def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
+        """Return a collator of words with their vectors."""
+        return WordVectorCollator(special_tokens, shape, self.settings.unit)
 
     def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Look at the layer: an impossible one is told before anything is compiled."""
+        """Check the layer before anything is compiled."""
         self._layer(encoder)
 
     @torch.no_grad()
-    def fit(self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]) -> None:
-        """Find where vectors are to lie, if that is asked for: the same in all processes."""
+    def fit(
+        self,
+        encoder: Encoder,
+        special_tokens: SpecialTokens,
+        examples: Iterator[tuple[Ragged, ...]],
+    ) -> None:
+        """Fit the vectors to the initial states, if `fit` is set; identically in all processes."""
         if not self.settings.fit:
             return
-        collate, generator = self.make_collate(marks, None), torch.Generator()
+        collate, generator = self.build_collator(special_tokens, None), torch.Generator()
         device = next(encoder.parameters()).device
-        was_training, pairs, n_words = encoder.training, [], 0
-        encoder.eval()
-        while n_words < N_FITTED:
-            batch = collate(next(examples), generator).to(device)
-            pairs.append((batch.vectors, self._pool(encoder, batch)))
-            n_words += len(batch.vectors)
-        encoder.train(was_training)
+        pairs, n_words = [], 0
+        with evaluation_mode(encoder):
+            while n_words < N_FITTED:
+                batch = collate(next(examples), generator).to(device)
+                pairs.append((batch.vectors, self._pool(encoder, batch)))
+                n_words += len(batch.vectors)
         vectors, states = (torch.cat(side) for side in zip(*pairs, strict=True))
-        self.fitted = RigidFit.of(vectors, states)
+        self.fitted = SimilarityTransform.of(vectors, states)
 
-    def find_fault(
-        self, encoder: Encoder, marks: Marks, examples: Iterator[tuple[Ragged, ...]]
+    def find_problem(
+        self,
+        encoder: Encoder,
+        special_tokens: SpecialTokens,
+        examples: Iterator[tuple[Ragged, ...]],
     ) -> str | None:
-        """Refuse vectors that the loss cannot use; warn where words are too few to correlate."""
+        """Check the size of the vectors; return a warning if batches are too small to correlate."""
         words, vectors = next(examples)
         width, hidden = int(vectors.lengths[0]), encoder.hidden_size
         self._check_widths(width, hidden)
         n_free = len(words.lengths) * n_processes() - 1
         if self.settings.loss == "mse" or n_free >= width + hidden:
             return None
-        # Two spaces of so many dimensions must meet, and where they meet the correlation is 1.
-        n_sure = min(width, n_free) + min(hidden, n_free) - n_free
+        # Two subspaces of so many dimensions must intersect: there the correlation is 1.
+        n_trivial = min(width, n_free) + min(hidden, n_free) - n_free
         return (
-            f"{len(words.lengths)} words a batch for {hidden} + {width} dimensions: but for the "
-            f"ridge, {n_sure} correlations are 1 whatever the vectors; raise batch_examples"
+            f"batches of {len(words.lengths)} words are too small for {hidden} + {width} "
+            f"dimensions: without the ridge, {n_trivial} correlations are 1 for any vectors "
+            "(raise batch_examples)"
         )
 
     def forward(self, encoder: Encoder, batch: WordVectorBatch) -> LossTerms:
-        """Encode the words, average the subwords of each, and compare them with the vectors."""
+        """Return the distance of the mean-pooled words to their vectors."""
         pooled = self._pool(encoder, batch)
         with torch.autocast(pooled.device.type, enabled=False):
             if self.settings.loss == "mse":
                 targets = batch.vectors if self.fitted is None else self.fitted.apply(batch.vectors)
-                distance = mean_over_processes(pooled, targets.to(pooled), batch.weights)
+                distance = l2_loss_over_processes(pooled, targets.to(pooled), batch.weights)
                 return LossTerms(distance / pooled.shape[1], {})
             terms: LossTerms = self._correlate(pooled, batch)
             return terms
@@ -183,7 +195,7 @@ class StaticTarget(Objective):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _correlate(self, words: Float[Tensor, "words hidden"], batch: WordVectorBatch) -> LossTerms:
-        """Correlate the words of all processes, as one batch, with their vectors."""
+        """Return the negative sum of correlations over the words of all processes."""
         columns: tuple[Tensor, ...] = (words, batch.vectors.to(words), batch.weights)
         if self.training:  # validation reads the same batches in every process
             columns = gather_rows(*columns)
@@ -201,15 +213,15 @@ class StaticTarget(Objective):
         settings = self.settings
         if settings.loss == "mse" and width != hidden and not settings.fit:
             raise InputError(
-                f"static_target: vectors of {width} dimensions, but the encoder has {hidden}",
-                fix="set fit: true or loss: dcca, which compare any, or give other vectors",
+                f"static_target: the vectors have {width} dimensions, but the encoder {hidden}",
+                fix="set fit: true or loss: dcca, or use other vectors",
             )
         most = min(width, hidden)
         if settings.loss == "dcca" and (settings.components or 0) > most:
             raise InputError(
-                f"static_target: components={settings.components} of {most}", fix="lower it"
+                f"static_target: components={settings.components}, but there are only {most}",
+                fix="lower components",
             )
 
     def _layer(self, encoder: Encoder) -> int:
-        asked = self.settings.layer
-        return encoder.n_layers if asked is None else encoder.check_layer(asked)
+        return choose_layer(encoder, self.settings.layer)

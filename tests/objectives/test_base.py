@@ -1,4 +1,4 @@
-"""Rows of several processes as one batch: one process and two agree on losses and gradients."""
+"""Gathering rows of several processes: one process and two agree on losses and gradients."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import distributed, nn
 
-from calque.objectives.base import (
-    Marks,
-    gather_rows,
-    n_processes,
-    process_number,
-    total_over_processes,
-)
+from calque.objectives.base import gather_rows, n_processes, process_number, total_over_processes
 from calque.objectives.contrastive import (
     Contrastive,
     SentenceContrastive,
@@ -29,6 +23,7 @@ from calque.objectives.contrastive import (
     WordContrastiveSettings,
 )
 from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.tokenizer import SpecialTokens
 from calque.training.step import TrainStep
 
 if TYPE_CHECKING:
@@ -77,12 +72,12 @@ def collate(objective: Contrastive, encoder: Encoder, pairs: list[Pair], shape: 
     sides = [Ragged.of([list(chain(*pair[side])) for pair in pairs]) for side in (0, 1)]
     words = [Ragged.of([[len(word) for word in pair[side]] for pair in pairs]) for side in (0, 1)]
     links = [[i << 20 | j << 8 | level for i, j, level in pair[2]] for pair in pairs]
-    build = objective.make_collate(Marks.of(encoder.tokenizer), shape)
+    build = objective.build_collator(SpecialTokens.of(encoder.tokenizer), shape)
     return build((*sides, *words, Ragged.of(links)), torch.Generator())
 
 
-def follow(encoder: Encoder, name: str, share: slice, *, spread: bool) -> dict[str, Tensor]:
-    """Give losses and gradients of a share of the pairs: the second step of two, if any waits."""
+def train_step(encoder: Encoder, name: str, share: slice, *, spread: bool) -> dict[str, Tensor]:
+    """Return losses and gradients of some pairs in the second of two steps."""
     kind, shape, changes = CASES[name]
     objective = make_objective(kind, **changes).double()
     step = TrainStep(copy.deepcopy(encoder), [objective]).train()
@@ -94,7 +89,7 @@ def follow(encoder: Encoder, name: str, share: slice, *, spread: bool) -> dict[s
     earlier, pairs = [shift(pair) for pair in PAIRS[share]], PAIRS[share]
     module: nn.Module = step
     if name == "compiled" and spread:
-        step.encoder.fuses = True
+        step.encoder.use_fused_layers = True
         objective.compile(dynamic=False, backend="aot_eager")
     if spread:
         module = nn.parallel.DistributedDataParallel(step, find_unused_parameters=True)
@@ -113,7 +108,7 @@ def follow(encoder: Encoder, name: str, share: slice, *, spread: bool) -> dict[s
 
 
 def shift(pair: Pair) -> Pair:
-    """Give other sentences of the same form."""
+    """Return different sentences of the same form."""
     src, tgt = ([[token + 40 for token in word] for word in side] for side in pair[:2])
     return src, tgt, pair[2]
 
@@ -123,7 +118,7 @@ def average(value: Tensor) -> Tensor:
 
 
 def gather_by_hand(rank: int) -> None:
-    """Three columns of 2 or 1 rows; every process weighs all rows by its number plus one."""
+    """Gather three columns of 2 or 1 rows; each process weights rows by its number plus one."""
     n_rows = 2 - rank
     states = torch.full((n_rows, 3), rank + 1.0, requires_grad=True)
     numbers = torch.arange(n_rows) + 10 * (rank + 1)
@@ -147,8 +142,8 @@ def gather_by_hand(rank: int) -> None:
     assert empty.shape == (0, 3)
 
 
-def follow_without_links(rank: int, encoder: Encoder) -> None:
-    """One process has no links, so no rows at all; then neither has."""
+def train_without_links(rank: int, encoder: Encoder) -> None:
+    """One process has no links, so no rows; then neither process has links."""
     for pairs in ([PAIRS[:2], [UNLINKED]][rank], [UNLINKED]):
         objective = make_objective("word").double()
         step = TrainStep(copy.deepcopy(encoder), [objective]).train()
@@ -175,17 +170,17 @@ def work(rank: int, folder: str, model: str) -> None:
     assert (n_processes(), process_number()) == (2, rank)
     gather_by_hand(rank)
     encoder = Encoder.load(model).double()
-    follow_without_links(rank, encoder)
+    train_without_links(rank, encoder)
     share = (slice(N_FIRST), slice(N_FIRST, None))[rank]
     for name in CASES:
-        found = follow(encoder, name, share, spread=True)
+        found = train_step(encoder, name, share, spread=True)
         save_file({k: v.contiguous() for k, v in found.items()}, f"{folder}/{name}.{rank}")
-    distributed.barrier()  # nobody leaves while the other still talks to it
+    distributed.barrier()
     distributed.destroy_process_group()
 
 
 def run_group(folder: Path, model: Path) -> list[int | None]:
-    """Run two processes; None is the exit code of one that hung."""
+    """Run two processes; the exit code of one that hangs is None."""
     folder.mkdir()
     context = multiprocessing.get_context("forkserver")  # imports once for all
     context.set_forkserver_preload(["torch.distributed.fsdp", "calque.training.loop"])
@@ -207,7 +202,7 @@ def two_processes(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("two")
     for attempt in ("first", "second"):
         exits = run_group(folder / attempt, tiny_folder)
-        if None not in exits:  # gloo was seen to hang once, for no reason found
+        if None not in exits:  # gloo has hung once
             break
     assert exits == [0, 0]
     return folder / attempt
@@ -215,9 +210,11 @@ def two_processes(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_do_as_one(name: str, two_processes: Path, tiny_encoder: Encoder) -> None:
-    encoder = copy.deepcopy(tiny_encoder).double()
-    expected = follow(encoder, name, slice(None), spread=False)
+def test_two_processes_equal_one(name: str, two_processes: Path, tiny_folder: Path) -> None:
+    from calque.models.encoder import Encoder
+
+    encoder = Encoder.load(tiny_folder).double()
+    expected = train_step(encoder, name, slice(None), spread=False)
     for rank in (0, 1):
         found = load_file(two_processes / f"{name}.{rank}")
         # Those without a gradient in one process have zeros in two.
@@ -230,7 +227,7 @@ def test_two_processes_do_as_one(name: str, two_processes: Path, tiny_encoder: E
     assert expected["loss"].item() > 0.1
 
 
-def test_one_process_gathers_nothing() -> None:
+def test_one_process_returns_its_own_rows() -> None:
     columns = (torch.randn(3, 2), torch.arange(3))
     assert all(one is other for one, other in zip(gather_rows(*columns), columns, strict=True))
     assert (n_processes(), process_number()) == (1, 0)

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calque.errors import InputError
-from calque.models.seq2seq import DecoderPlan, Seq2Seq, build_seq2seq, start_afresh
-from calque.objectives.base import Marks
+from calque.models.seq2seq import DecoderPlan, Seq2Seq, build_seq2seq, random_weights
 from calque.objectives.generation import (
     DenoisingSeq2Seq,
     DenoisingSeq2SeqSettings,
@@ -24,6 +23,7 @@ from calque.objectives.generation import (
     smoothed_cross_entropy,
 )
 from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.tokenizer import SpecialTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -45,19 +45,21 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 @pytest.fixture(scope="module")
-def marks(tiny_tokenizer: PreTrainedTokenizerFast) -> Marks:
-    return Marks.of(tiny_tokenizer)
+def special_tokens(tiny_tokenizer: PreTrainedTokenizerFast) -> SpecialTokens:
+    return SpecialTokens.of(tiny_tokenizer)
 
 
 @pytest.fixture(scope="module")
 def model(tiny_tokenizer: PreTrainedTokenizerFast, tiny_encoder: Encoder) -> Seq2Seq:
     plan = DecoderPlan(tie="all", languages=("de", "en", "ja"))
-    return build_seq2seq(plan, start_afresh(tiny_encoder.config), tiny_tokenizer).eval()
+    return build_seq2seq(plan, random_weights(tiny_encoder.config), tiny_tokenizer).eval()
 
 
-def collate(model: Seq2Seq, marks: Marks, direction: Any, shape: BatchShape | None = None) -> Any:
+def collate(
+    model: Seq2Seq, special_tokens: SpecialTokens, direction: Any, shape: BatchShape | None = None
+) -> Any:
     objective = Translation(TranslationSettings(direction=direction))
-    made = objective.make_collate(marks, shape)
+    made = objective.build_collator(special_tokens, shape)
     objective.start(model, LANGUAGES)
     return made
 
@@ -101,10 +103,10 @@ def test_no_label_at_all_is_no_loss() -> None:
 
 
 def test_a_batch_is_sources_with_marks_and_targets_moved_by_one(
-    model: Seq2Seq, marks: Marks
+    model: Seq2Seq, special_tokens: SpecialTokens
 ) -> None:
-    batch = collate(model, marks, "forward")((SRC, TGT, PAIRS), generator())
-    de, ja = model.targets["de"], model.targets["ja"]
+    batch = collate(model, special_tokens, "forward")((SRC, TGT, PAIRS), generator())
+    de, ja = model.start_tokens["de"], model.start_tokens["ja"]
     assert split(batch.src.ids, batch.src.offsets) == [
         [0, 10, 11, 12, 2],
         [0, 13, 2],
@@ -115,12 +117,12 @@ def test_a_batch_is_sources_with_marks_and_targets_moved_by_one(
     assert batch.tokens.n_real == 12 + 10
 
 
-def test_directions(model: Seq2Seq, marks: Marks) -> None:
-    targets = model.targets
-    batch = collate(model, marks, "backward")((SRC, TGT, PAIRS), generator())
+def test_directions(model: Seq2Seq, special_tokens: SpecialTokens) -> None:
+    start_tokens = model.start_tokens
+    batch = collate(model, special_tokens, "backward")((SRC, TGT, PAIRS), generator())
     assert split(batch.src.ids, batch.src.offsets)[0] == [0, 20, 2]
-    assert split(batch.tgt.ids, batch.tgt.offsets)[0] == [targets["en"], 10, 11, 12]
-    both = collate(model, marks, "both")
+    assert split(batch.tgt.ids, batch.tgt.offsets)[0] == [start_tokens["en"], 10, 11, 12]
+    both = collate(model, special_tokens, "both")
     met = set()
     for seed in range(20):
         batch = both((SRC, TGT, PAIRS), generator(seed))
@@ -130,21 +132,21 @@ def test_directions(model: Seq2Seq, marks: Marks) -> None:
             strict=True,
         ):
             met.add((src[1], tgt[0]))
-    de, en, ja = (targets[name] for name in ("de", "en", "ja"))
+    de, en, ja = (start_tokens[name] for name in ("de", "en", "ja"))
     assert met == {(10, de), (13, de), (14, ja), (20, en), (21, en), (23, en)}
 
 
 def test_the_model_remembers_what_it_was_taught(
-    tiny_tokenizer: PreTrainedTokenizerFast, tiny_encoder: Encoder, marks: Marks
+    tiny_tokenizer: PreTrainedTokenizerFast, tiny_encoder: Encoder, special_tokens: SpecialTokens
 ) -> None:
     plan = DecoderPlan(languages=("de", "en"))
-    model = build_seq2seq(plan, start_afresh(tiny_encoder.config), tiny_tokenizer)
+    model = build_seq2seq(plan, random_weights(tiny_encoder.config), tiny_tokenizer)
     for direction, known in (
         ("backward", [("de", "en")]),
         ("forward", [("de", "en"), ("en", "de")]),
     ):
         objective = Translation(TranslationSettings(direction=direction))  # type: ignore[arg-type]
-        objective.make_collate(marks, None)
+        objective.build_collator(special_tokens, None)
         objective.start(model, ["en-de"])
         assert model.directions == known
 
@@ -155,16 +157,18 @@ def compute(objective: Any, model: Seq2Seq, batch: Seq2SeqBatch) -> dict[str, fl
     return {"loss": float(terms.loss), "nll": float(terms.figures["nll"])}
 
 
-def test_a_fixed_shape_changes_nothing_but_the_shape(model: Seq2Seq, marks: Marks) -> None:
+def test_a_fixed_shape_changes_nothing_but_the_shape(
+    model: Seq2Seq, special_tokens: SpecialTokens
+) -> None:
     shape = BatchShape(tokens=64, row=16, sequences=10, budget=64)
     objective = Translation(TranslationSettings())
-    free = collate(model, marks, "forward")((SRC, TGT, PAIRS), generator())
-    filled = collate(model, marks, "forward", shape)((SRC, TGT, PAIRS), generator())
+    free = collate(model, special_tokens, "forward")((SRC, TGT, PAIRS), generator())
+    filled = collate(model, special_tokens, "forward", shape)((SRC, TGT, PAIRS), generator())
     one, other = compute(objective, model, free), compute(objective, model, filled)
     assert one == pytest.approx(other, rel=1e-5)
     assert len(filled.src.ids) == len(filled.tgt.ids) == 36
     assert filled.tokens.n_real == free.tokens.n_real
-    few = collate(model, marks, "forward", shape)(
+    few = collate(model, special_tokens, "forward", shape)(
         (Ragged.of([[10]]), Ragged.of([[20]]), Ragged.of([[0]])), generator()
     )
     for side in ("src", "tgt"):
@@ -176,18 +180,22 @@ def test_a_fixed_shape_changes_nothing_but_the_shape(model: Seq2Seq, marks: Mark
     assert compute(objective, model, few)["loss"] > 0
 
 
-def test_more_than_a_shape_holds_is_another_shape(model: Seq2Seq, marks: Marks) -> None:
+def test_more_than_a_shape_holds_is_another_shape(
+    model: Seq2Seq, special_tokens: SpecialTokens
+) -> None:
     shape = BatchShape(tokens=64, row=32, sequences=4, budget=64)
     long = Ragged.of([list(range(10, 38)), list(range(10, 38))])
     arrays = (long, Ragged.of([[20], [21]]), Ragged.of([[0], [0]]))
-    batch = collate(model, marks, "forward", shape)(arrays, generator())
+    batch = collate(model, special_tokens, "forward", shape)(arrays, generator())
     assert batch.src.n_real == 60
     assert len(batch.src.ids) > 60
     assert batch.src.offsets.shape == batch.tgt.offsets.shape
 
 
-def test_the_loss_is_that_of_hugging_face_s_forward(model: Seq2Seq, marks: Marks) -> None:
-    batch = collate(model, marks, "forward")((SRC, TGT, PAIRS), generator())
+def test_the_loss_is_that_of_hugging_face_s_forward(
+    model: Seq2Seq, special_tokens: SpecialTokens
+) -> None:
+    batch = collate(model, special_tokens, "forward")((SRC, TGT, PAIRS), generator())
     total, n_tokens = 0.0, 0
     rows = zip(
         split(batch.src.ids, batch.src.offsets),
@@ -211,25 +219,27 @@ def test_the_loss_is_that_of_hugging_face_s_forward(model: Seq2Seq, marks: Marks
 # Denoising
 
 
-def make_denoising(model: Seq2Seq, marks: Marks, **settings: Any) -> tuple[Any, Any]:
+def make_denoising(
+    model: Seq2Seq, special_tokens: SpecialTokens, **settings: Any
+) -> tuple[Any, Any]:
     objective = DenoisingSeq2Seq(DenoisingSeq2SeqSettings(**settings))
-    made = objective.make_collate(marks, None)
+    made = objective.build_collator(special_tokens, None)
     objective.start(model, ["de", "ja"])
     return objective, made
 
 
-def test_damaged_text_is_written_whole(model: Seq2Seq, marks: Marks) -> None:
-    objective, made = make_denoising(model, marks)
+def test_damaged_text_is_written_whole(model: Seq2Seq, special_tokens: SpecialTokens) -> None:
+    objective, made = make_denoising(model, special_tokens)
     text = Ragged.of([list(range(10, 30)), list(range(40, 44))])
     languages = Ragged.of([[0], [1]])
     batch = made((text, languages), generator())
-    de, ja = model.targets["de"], model.targets["ja"]
+    de, ja = model.start_tokens["de"], model.start_tokens["ja"]
     assert split(batch.labels, batch.tgt.offsets) == [[*range(10, 30), 2], [*range(40, 44), 2]]
     assert [row[0] for row in split(batch.tgt.ids, batch.tgt.offsets)] == [de, ja]
     for row, n_kept in zip(split(batch.src.ids, batch.src.offsets), (13, 3), strict=True):
-        assert (row[0], row[-1]) == (marks.first, marks.last)
-        assert marks.mask in row
-        assert sum(token != marks.mask for token in row[1:-1]) == n_kept
+        assert (row[0], row[-1]) == (special_tokens.cls_id, special_tokens.sep_id)
+        assert special_tokens.mask_id in row
+        assert sum(token != special_tokens.mask_id for token in row[1:-1]) == n_kept
     again, other = made((text, languages), generator()), made((text, languages), generator(1))
     assert torch.equal(batch.src.ids, again.src.ids)
     assert batch.src.ids.tolist() != other.src.ids.tolist()
@@ -237,17 +247,17 @@ def test_damaged_text_is_written_whole(model: Seq2Seq, marks: Marks) -> None:
 
 
 def test_sentences_end_at_their_last_marks(
-    model: Seq2Seq, marks: Marks, tiny_tokenizer: PreTrainedTokenizerFast
+    model: Seq2Seq, special_tokens: SpecialTokens, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    _, made = make_denoising(model, marks, permute=True)
-    flags = made.ends.flags
+    _, made = make_denoising(model, special_tokens, permute=True)
+    flags = made.sentence_ends.flags
     pieces = {piece for piece, number in model.tokenizer.get_vocab().items() if flags[number]}
     assert {".", "?"} <= pieces
     assert "," not in pieces and "<2de>" not in pieces
     ids = tiny_tokenizer("He looked around. Who is it?", add_special_tokens=False)["input_ids"]
     text, languages = Ragged.of([ids]), Ragged.of([[0]])
     batches = [made((text, languages), generator(seed)) for seed in range(8)]
-    begins = {int(batch.src.ids[1]) for batch in batches} - {marks.mask}
+    begins = {int(batch.src.ids[1]) for batch in batches} - {special_tokens.mask_id}
     assert len(begins) > 1
     assert all(batch.labels.tolist() == [*ids, 2] for batch in batches)
 
@@ -256,21 +266,24 @@ def test_sentences_end_at_their_last_marks(
 
 
 def test_mistakes_are_said(
-    model: Seq2Seq, marks: Marks, tiny_encoder: Encoder, tiny_tokenizer: PreTrainedTokenizerFast
+    model: Seq2Seq,
+    special_tokens: SpecialTokens,
+    tiny_encoder: Encoder,
+    tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     objective = Translation(TranslationSettings())
-    objective.make_collate(marks, None)
-    with pytest.raises(InputError, match=r"the model has no decoder \(add model.decoder"):
+    objective.build_collator(special_tokens, None)
+    with pytest.raises(InputError, match=r"the model has no decoder \(add `decoder: {}`"):
         objective.start(tiny_encoder, LANGUAGES)
-    with pytest.raises(InputError, match="does not write fr"):
+    with pytest.raises(InputError, match="does not translate into fr"):
         objective.start(model, ["en-fr"])
-    alone = build_seq2seq(DecoderPlan(), start_afresh(tiny_encoder.config), tiny_tokenizer)
-    with pytest.raises(InputError, match=r"de, ja: .*set model.decoder.languages=\[de, ja\]"):
+    alone = build_seq2seq(DecoderPlan(), random_weights(tiny_encoder.config), tiny_tokenizer)
+    with pytest.raises(InputError, match=r"\(set model.decoder.languages=\[de, ja\]"):
         objective.start(alone, LANGUAGES)
     objective.start(alone, ["en-de"])
-    assert objective.beginnings is not None
-    assert objective.beginnings.find(np.array([0, 0])).tolist() == [0, 0]
+    assert objective.decoder_starts is not None
+    assert objective.decoder_starts.find(np.array([0, 0])).tolist() == [0, 0]
     back = Translation(TranslationSettings(direction="backward"))
-    back.make_collate(marks, None)
+    back.build_collator(special_tokens, None)
     with pytest.raises(InputError, match=r"de, en: .*set model.decoder.languages=\[de, en\]"):
         back.start(alone, ["en-de"])  # after the other objective, which writes German
