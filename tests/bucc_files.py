@@ -1,4 +1,4 @@
-"""Two texts in BUCC's layout out of the demo's real sentences, with some translations hidden."""
+"""Files in BUCC's layout, made of the sentences of the demo."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 def write_bucc(
     folder: Path, rows: list[tuple[str, str, str]], *, language: str = "de", split: str = "dev"
 ) -> tuple[list[str], list[str], list[tuple[str, str]]]:
-    """Write all sentences of a language, and the English of every other one, in another order."""
+    """Write all sentences of a language, and English text that translates every second one."""
     pairs = [(sentence, english) for code, english, sentence in rows if code == language]
     src = [sentence for sentence, _ in pairs]
-    # Every second translation is there; the others' places are taken by other languages' English.
+    # The other English sentences come from other languages.
     hidden = {english for _, english in pairs[::2]}
     known = {english for _, english in pairs}
     others = [english for _, english, _ in rows if english not in known]

@@ -1,6 +1,6 @@
-"""Drawn folders of results, as `calque evaluate` writes them, for tests of their reader.
+"""Results folders with random scores, as `calque evaluate` writes them, for tests of readers.
 
-Used by runpy.run_path: tests are no package.
+Imported with runpy.run_path, since the tests are not a package.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ N_ITEMS = 120
 
 
 def make_row(**changes: Any) -> dict[str, Any]:
-    """A row with every field; what a test is about it changes."""
+    """Return a row with every field and some changes."""
     row = {
         "model": "base",
         "task": "pos",
@@ -61,7 +61,7 @@ def draw_results(
     with_items: bool = True,
     draw: int = 0,
 ) -> list[dict[str, Any]]:
-    """Draw models that are right in `models[name]` percent of items; write and give the rows."""
+    """Write and return rows of models that are correct on `models[name]` percent of the items."""
     generator = np.random.default_rng(draw)
     (folder / "items").mkdir(parents=True, exist_ok=True)
     rows = []

@@ -42,7 +42,7 @@ def evaluate(
         ),
     ] = None,
     layers: Annotated[
-        str, typer.Option(metavar="NUMBERS", help="Layers to measure: all, or such as 4,5,-1.")
+        str, typer.Option(metavar="NUMBERS", help="Layers to measure: all, or numbers: 4,5,-1.")
     ] = "all",
     center: Annotated[
         bool, typer.Option("--center", help="Subtract the mean vector of each language (tatoeba).")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from calque.evaluation.grid.results_folder import (
 )
 from calque.evaluation.grid.run_grid import execute_runs, find_state, plan_grid, select_runs
 from calque.evaluation.grid.run_progress import RunProgress
-from calque.evaluation.grid.task_run import Record, RunResult, TaskRun, build_records
+from calque.evaluation.grid.task_run import Record, RunKey, RunResult, TaskRun, build_records
 from calque.evaluation.registry import find_tasks
 from calque.io.files import write_atomically
 
@@ -171,65 +171,63 @@ def evaluate(
             )
         )
     deadline = None if time_limit is None else time.monotonic() + time_limit
-    if target is not None and is_folder:
-        with ResultsFolder(target) as results:
-            return _fill_folder(runs, results, overwrite, device, n_jobs, deadline, progress, log)
-    records: list[Record] = []
-
-    def save(run: TaskRun, result: RunResult) -> Sequence[Record]:
-        rows = build_records(run, result, with_items=False)
-        records.extend(rows)
-        return rows
-
-    report = RunProgress(runs, [], log, progress)
-    # The file is opened first, so that an invalid path is an error before the work.
-    with nullcontext() if target is None else write_atomically(target) as stream:
-        execute_runs(
-            runs,
-            save,
-            report,
-            device=device,
-            n_jobs=n_jobs or 0,
-            deadline=deadline,
-            raise_errors=True,
-        )
+    with ExitStack() as stack:
+        # The output is opened first, so that an invalid path is an error before the work.
+        results: ResultsFolder | _Records = _Records()
+        pending, stream = runs, None
+        if target is not None and is_folder:
+            results = folder = stack.enter_context(ResultsFolder(target))
+            pending = select_runs(runs, folder, overwrite=overwrite)
+            for line in (*folder.repairs, _describe_plan(runs, pending, folder)):
+                log(line)
+        if target is not None and not is_folder:
+            stream = stack.enter_context(write_atomically(target))
+        report = RunProgress(pending, results.records, log, progress)
+        try:
+            execute_runs(
+                pending,
+                results.add,
+                report,
+                device=device,
+                n_jobs=n_jobs if is_folder else n_jobs or 0,
+                deadline=deadline,
+                raise_errors=not is_folder,
+            )
+        except KeyboardInterrupt:
+            if is_folder:
+                log(
+                    f"{report.n_done} runs are saved in {target}, {report.n_runs - report.n_done} "
+                    "are left: the same command continues with them"
+                )
+            raise
+        records = [record for run in runs for record in results.runs.get(run.key, ())]
         if stream is not None:
             stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in records)
     return Evaluation(tuple(records), report.n_failed, report.n_runs - report.n_done, target)
 
 
-def _fill_folder(
-    runs: Sequence[TaskRun],
-    results: ResultsFolder,
-    overwrite: bool,
-    device: str,
-    n_jobs: int | None,
-    deadline: float | None,
-    progress: Progress | None,
-    log: Callable[[str], None],
-) -> Evaluation:
-    """Execute the runs that are missing in a results folder."""
-    pending = select_runs(runs, results, overwrite=overwrite)
-    for line in results.repairs:
-        log(line)
-    n_repeated = sum(run.key in results.runs for run in pending)
+class _Records:
+    """Keeps the records of runs in memory, as `ResultsFolder` does in a folder."""
+
+    def __init__(self) -> None:
+        self.runs: dict[RunKey, list[Record]] = {}
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for records in self.runs.values() for record in records]
+
+    def add(self, run: TaskRun, result: RunResult) -> list[Record]:
+        self.runs[run.key] = build_records(run, result, with_items=False)
+        return self.runs[run.key]
+
+
+def _describe_plan(
+    runs: Sequence[TaskRun], pending: Sequence[TaskRun], results: ResultsFolder
+) -> str:
     line = f"{len(pending)} runs to do"
-    if n_repeated:
+    if n_repeated := sum(run.key in results.runs for run in pending):
         line += f", {n_repeated} of them again"
-    log(line + (f"; {len(runs) - len(pending)} are done" if len(pending) < len(runs) else ""))
-    report = RunProgress(pending, results.records, log, progress)
-    try:
-        execute_runs(pending, results.add, report, device=device, n_jobs=n_jobs, deadline=deadline)
-    except KeyboardInterrupt:
-        n_left = report.n_runs - report.n_done
-        log(
-            f"{report.n_done} runs are saved in {results.folder}, {n_left} are left: the same "
-            "command continues with them"
-        )
-        raise
-    records = [record for run in runs for record in results.runs.get(run.key, ())]
-    n_left = report.n_runs - report.n_done
-    return Evaluation(tuple(records), report.n_failed, n_left, results.folder)
+    return line + (f"; {len(runs) - len(pending)} are done" if len(pending) < len(runs) else "")
 
 
 def _check_jobs(jobs: int | str) -> int | None:

@@ -1,1 +1,1 @@
-"""Grids of models, tasks and seeds, resumable cell by cell."""
+"""Grids of models, tasks and seeds; finished runs are not repeated."""

@@ -188,7 +188,9 @@ class _Mined:
         """Return the best threshold for a part of the source sentences."""
         is_part = among[self.pairs.src]
         n_gold = int(among[self.gold_src].sum())
-        return find_best_threshold(self.pairs.scores[is_part], self.is_gold[is_part], n_gold).threshold
+        return find_best_threshold(
+            self.pairs.scores[is_part], self.is_gold[is_part], n_gold
+        ).threshold
 
 
 def _measure_language(
