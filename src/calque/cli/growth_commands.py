@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 N_EXAMPLES, N_SCRIPTS = 4, 20
 SHORT_NAMES = {"normalized": "norm.", "dictionary": "dict.", "composed": "comp."}
-CAPTION = "without: without dictionaries"
+CAPTION = "without: if there were no dictionaries"
 
 
 def grow(
@@ -140,8 +140,8 @@ def _tabulate_rules(match: MatchReport) -> Table:
     from calque.growth.match import RULES, UNMATCHED
 
     table = Table(title="rows by rule", caption=CAPTION)
-    for name in ("rule", "rows", "%", "without", "examples"):
-        table.add_column(name, justify="left" if name in ("rule", "examples") else "right")
+    for name in ("rule", "rows", "%", "without", "for example"):
+        table.add_column(name, justify="left" if name in ("rule", "for example") else "right")
     n_rows = sum(match.rules.values()) or 1
     for rule in (*RULES[1:], RULES[UNMATCHED]):
         n, without = match.rules[rule], match.rules_without[rule]
@@ -181,7 +181,7 @@ def _tabulate_texts(match: MatchReport, language: str) -> Table:
     from calque.growth.grow import average_other_texts
 
     # With the usual padding, nine columns would not fit 80 characters.
-    title = "tokens of texts that start matched (%)"
+    title = "tokens of texts whose row starts matched (%)"
     table = Table(title=title, caption=CAPTION, padding=(0, 1, 0, 0))
     table.add_column("text")
     rules = (SHORT_NAMES.get(rule, rule) for rule in _matching_rules())

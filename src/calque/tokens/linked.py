@@ -112,10 +112,7 @@ def encode_linked(
     src, tgt = (encoder.encode([text.split() for text in side]) for side in (srcs, tgts))
     numbers, lines = zip(*(cell.split("\t", 1) for cell in cells), strict=True)
     links = pack_links(lines, src.n_words, tgt.n_words, file, [int(n) for n in numbers])
-    sides = [
-        Ragged(_narrow(side.ids, np.uint32), np.diff(side.first_pieces[side.first_words]))
-        for side in (src, tgt)
-    ]
+    sides = [Ragged(_narrow(side.ids, np.uint32), side.lengths) for side in (src, tgt)]
     words = [Ragged(_narrow(side.n_pieces, np.uint16), side.n_words) for side in (src, tgt)]
     return [*sides, *words, links]
 

@@ -164,7 +164,7 @@ def split_encoded_words(
     """
     bounds = text.first_words
     windows = np.stack([bounds[:-1], bounds[1:], bounds[:-1], bounds[1:]], axis=1)
-    long = np.flatnonzero(np.diff(text.first_pieces[bounds]) > max_subwords).tolist()
+    long = np.flatnonzero(text.lengths > max_subwords).tolist()
     parts: list[IntArray] = []
     done = 0
     for row in long:

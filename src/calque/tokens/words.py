@@ -85,6 +85,11 @@ class EncodedWords:
         """Return the index of every word's first subword, and the number of all subwords."""
         return np.concatenate([[0], np.cumsum(self.n_pieces)])
 
+    @property
+    def lengths(self) -> IntArray:
+        """Return the number of subwords of every sentence."""
+        return np.diff(self.first_pieces[self.first_words])
+
     def truncate_words(self, max_pieces: int) -> tuple[EncodedWords, int]:
         """Keep the first `max_pieces` subwords of every word; also count the truncated words."""
         n_kept = np.minimum(self.n_pieces, max_pieces)

@@ -158,7 +158,7 @@ def split_pairs(
     """Tokenize pairs of word lists and split the long ones; an empty side means no window."""
     src, n_cut_src = encoder.encode([pair[0] for pair in pairs]).truncate_words(limits.word)
     tgt, n_cut_tgt = encoder.encode([pair[1] for pair in pairs]).truncate_words(limits.word)
-    n_src, n_tgt = (np.diff(side.first_pieces[side.first_words]) for side in (src, tgt))
+    n_src, n_tgt = src.lengths, tgt.lengths
     filled = (n_src > 0) & (n_tgt > 0)
     fits = (n_src <= limits.side) & (n_tgt <= limits.side) & (n_src + n_tgt <= limits.both)
     whole, long = np.flatnonzero(filled & fits), np.flatnonzero(filled & ~fits)
