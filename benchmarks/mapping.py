@@ -1,17 +1,21 @@
-"""What mapping costs beside a straightforward NumPy program of the same steps, in one run.
+"""Time mapping, CSLS retrieval and self-learning against straightforward NumPy programs.
 
     OMP_NUM_THREADS=1 python benchmarks/mapping.py [--words 20000] [--hidden 300] [--rounds 2]
-        [--keys 200000] [--learn-words 3000] [--parts supervised,csls,round,learn] [--json FILE]
+        [--keys 200000] [--learn-words 3000] [--parts supervised,csls,topk,round,learn] [--tiny]
 
-Seconds are of the CPU, over all threads, the least of the rounds in which both take turns. Spaces
-are drawn: topics of many sizes, directions of falling strength, the second turned and with noise,
-so that mapping is possible and not trivial. `supervised` is normalization, whitening, the map,
-re-weighting and de-whitening of both languages from 5,000 pairs. `csls` is P@1 of 1,500 words among
-`--keys`, beside the bare product. `round` is one round of self-learning: all translations by CSLS
-both ways, with a tenth of the scores kept and with all; `learn` a whole unsupervised run with fewer
-words, or on a GPU with `--device cuda`, by the clock. The NumPy program does what VecMap's does,
-blocks of rows, scores four times a round, a random number for each of them, and sets dropped ones
-to −∞ too.
+Seconds are CPU seconds over all threads, the minimum of the rounds, in which both programs take
+turns. The spaces are random: topics of many sizes and directions of decreasing strength; the second
+space is rotated and noisy. The parts:
+
+    supervised  normalization, whitening, rotation, re-weighting, de-whitening, from 5,000 pairs
+    csls        P@1 of 1,500 words among `--keys` words, and the time of the bare product
+    topk        the k highest scores per row and per column, against `torch.topk`
+    round       one round of self-learning, with a tenth of the scores kept and with all of them
+    learn       a complete unsupervised run with fewer words
+    polar       the orthogonal factor of a matrix on a GPU, against the SVD; needs `--device cuda`
+
+With `--device cuda`, `learn` runs on the GPU, in seconds of wall time. The NumPy program does what
+VecMap does: blocks of rows, scores computed four times per round, a random number for each score.
 """
 
 from __future__ import annotations
@@ -30,16 +34,28 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from calque.algorithms.nearest import csls_nearest, normalize_rows
+from calque.algorithms.nearest import (
+    csls_nearest_neighbors,
+    normalize_rows,
+    topk_in_columns,
+    topk_in_rows,
+)
 from calque.algorithms.procrustes import (
-    Pairs,
+    IndexPairs,
     apply_map,
     collect_moments,
     normalize_space,
-    solve_joint,
-    solve_turn,
+    polar_factor,
+    solve_joint_maps,
+    solve_procrustes,
+    solve_rotation,
 )
-from calque.algorithms.self_learning import LearningSettings, Matcher, learn, start_from_nothing
+from calque.algorithms.self_learning import (
+    Matcher,
+    SelfLearningSettings,
+    self_learn,
+    unsupervised_seed,
+)
 
 Array = npt.NDArray[np.float32]
 N_PAIRS, N_QUERIES, K, ROWS = 5_000, 1_500, 10, 1_000
@@ -55,7 +71,7 @@ def numpy_normalize(matrix: Array) -> Array:
 
 
 def numpy_supervised(src: Array, tgt: Array, n_pairs: int) -> tuple[Array, Array]:
-    """Whiten, turn, re-weight, de-whiten."""
+    """Whiten, rotate, re-weight and de-whiten."""
 
     def whitening(matrix: Array) -> Array:
         _, s, vt = np.linalg.svd(matrix, full_matrices=False)
@@ -72,7 +88,7 @@ def numpy_supervised(src: Array, tgt: Array, n_pairs: int) -> tuple[Array, Array
 
 
 def numpy_hubness(queries: Array, keys: Array, k: int) -> Array:
-    """Each query's mean of its k highest products."""
+    """Return each query's mean of its k highest products."""
     means = np.empty(len(queries), dtype=np.float32)
     for i in range(0, len(queries), ROWS):
         scores = queries[i : i + ROWS] @ keys.T
@@ -90,7 +106,7 @@ def numpy_csls(queries: Array, keys: Array) -> npt.NDArray[np.int64]:
 def numpy_matches(
     src: Array, tgt: Array, hubness: Array, keep: float, generator: np.random.Generator
 ) -> tuple[npt.NDArray[np.int64], float]:
-    """One direction's translations with dropped scores, and the mean of the highest similarity."""
+    """Return translations in one direction with dropped scores, and the mean best similarity."""
     found, highest = np.empty(len(src), dtype=np.int64), 0.0
     for i in range(0, len(src), ROWS):
         scores = src[i : i + ROWS] @ tgt.T
@@ -136,7 +152,7 @@ def numpy_start(src: Array, tgt: Array, n_words: int) -> tuple[npt.NDArray[np.in
     )
 
 
-def numpy_learn(src: Array, tgt: Array, settings: LearningSettings) -> tuple[Array, int]:
+def numpy_learn(src: Array, tgt: Array, settings: SelfLearningSettings) -> tuple[Array, int]:
     generator = np.random.default_rng(0)
     pairs = numpy_start(src, tgt, settings.n_start_words)
     src, tgt = src[: settings.n_words], tgt[: settings.n_words]
@@ -157,7 +173,7 @@ def numpy_learn(src: Array, tgt: Array, settings: LearningSettings) -> tuple[Arr
 
 
 def draw_spaces(n_words: int, hidden: int, noise: float = 0.6) -> tuple[Array, Array]:
-    """Two languages; word i of one means word i of the other."""
+    """Return two languages; word i of one is the translation of word i of the other."""
     generator = np.random.default_rng(0)
     strengths = np.arange(1, hidden + 1) ** -0.4
     sizes = np.arange(1, 1001) ** -0.7
@@ -170,7 +186,7 @@ def draw_spaces(n_words: int, hidden: int, noise: float = 0.6) -> tuple[Array, A
 
 
 def take_turns(works: dict[str, Callable[[], Any]], n_rounds: int) -> dict[str, Any]:
-    """Do all works in turns; give the least CPU seconds of each and its last result."""
+    """Run all functions in turns; return the minimum CPU seconds and the last result of each."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     results = {}
     for _ in range(n_rounds):
@@ -188,7 +204,7 @@ def measure_supervised(options: argparse.Namespace) -> dict[str, Any]:
     def ours() -> tuple[torch.Tensor, torch.Tensor]:
         x, z = (normalize_space(torch.from_numpy(side))[0] for side in (src, tgt))
         rows = torch.arange(min(N_PAIRS, options.words // 2))
-        maps = solve_joint([collect_moments(x, z, Pairs(rows, rows))])
+        maps = solve_joint_maps([collect_moments(x, z, IndexPairs(rows, rows))])
         return apply_map(x, maps.others[0]), apply_map(z, maps.pivot)
 
     n_pairs = min(N_PAIRS, options.words // 2)
@@ -204,17 +220,21 @@ def measure_supervised(options: argparse.Namespace) -> dict[str, Any]:
 
 def measure_csls(options: argparse.Namespace) -> dict[str, Any]:
     src, tgt = draw_spaces(options.keys, options.hidden)
-    turn = torch.from_numpy(numpy_turn(src[:5000], tgt[:5000], (np.arange(5000), np.arange(5000))))
-    queries = normalize_rows(torch.from_numpy(src[5000 : 5000 + N_QUERIES]) @ turn)
+    n_pairs, n_queries = min(5000, options.keys // 4), min(N_QUERIES, options.keys // 4)
+    known = np.arange(n_pairs)
+    turn = torch.from_numpy(numpy_turn(src[:n_pairs], tgt[:n_pairs], (known, known)))
+    queries = normalize_rows(torch.from_numpy(src[n_pairs : n_pairs + n_queries]) @ turn)
     keys = normalize_rows(torch.from_numpy(tgt))
     found = take_turns(
         {
-            "calque": lambda: csls_nearest(queries, keys, K, 1, order_only=True)[1][:, 0].numpy(),
+            "calque": lambda: csls_nearest_neighbors(queries, keys, K, 1, order_only=True)[1][
+                :, 0
+            ].numpy(),
             "numpy": lambda: numpy_csls(queries.numpy(), keys.numpy()),
         },
         options.rounds,
     )
-    right = np.arange(5000, 5000 + N_QUERIES)
+    right = np.arange(n_pairs, n_pairs + n_queries)
     shares = {name: (each == right).mean() for name, each in found["results"].items()}
     note = ", ".join(f"{name} P@1 {100 * share:.1f}" for name, share in shares.items())
     bare = take_turns({"bare": lambda: multiply_only(queries, keys)}, options.rounds)
@@ -223,22 +243,59 @@ def measure_csls(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def multiply_only(queries: torch.Tensor, keys: torch.Tensor) -> None:
-    """The least that looking at all words takes: their products, in memory that is used again."""
+    """Compute the products alone, in reused memory: a lower bound."""
     block = queries.new_empty(len(queries), 1024)
     for part in torch.split(keys, 1024):
         torch.mm(queries, part.mT, out=block[:, : len(part)])
 
 
+def measure_topk(options: argparse.Namespace, by_row: bool) -> dict[str, Any]:
+    """Compare top-k through the maxima of groups with `torch.topk`; "numpy" is torch here."""
+    shape = (64, options.words) if by_row else (options.words, 1024)
+    scores = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    ours = topk_in_rows if by_row else topk_in_columns
+    transposed = scores if by_row else scores.mT
+    works = {
+        "calque": lambda: [ours(scores, K) for _ in range(20)],
+        "numpy": lambda: [transposed.contiguous().topk(K, dim=1) for _ in range(20)],
+    }
+    found = take_turns(works, options.rounds)
+    same = torch.equal(found["results"]["calque"][0][0], found["results"]["numpy"][0].values)
+    return {**found["seconds"], "note": f"against torch.topk; same values: {same}"}
+
+
+def measure_polar(options: argparse.Namespace) -> dict[str, Any]:
+    """Compare products of matrices with the SVD, on a GPU, in wall time."""
+    generator = torch.Generator().manual_seed(0)
+    cross = torch.randn(options.hidden, options.hidden, generator=generator, dtype=torch.float64)
+    there = cross.to(options.device)
+    seconds = {}
+    for name, work in {
+        "calque": lambda: polar_factor(there),
+        "numpy": lambda: solve_procrustes(there.cpu()).to(there.device),
+    }.items():
+        times = []
+        for _ in range(1 + options.rounds):
+            started = time.perf_counter()
+            result = work()
+            assert result is not None
+            result.cpu()  # waits for the device
+            times.append(time.perf_counter() - started)
+        seconds[name] = min(times)
+    return {**seconds, "note": f"against the SVD; {options.device}, wall time"}
+
+
 def measure_round(options: argparse.Namespace, keep: float) -> dict[str, Any]:
     src, tgt = (numpy_normalize(side) for side in draw_spaces(options.words, options.hidden))
     x, z = torch.from_numpy(src), torch.from_numpy(tgt)
-    rows = torch.arange(500)
-    W = solve_turn(x, z, Pairs(rows, rows))
-    matcher = Matcher(x, z, LearningSettings(n_words=options.words))
+    rows = torch.arange(min(500, options.words))
+    W = solve_rotation(x, z, IndexPairs(rows, rows))
+    matcher = Matcher(x, z, SelfLearningSettings(n_words=options.words))
+    low_precision = matcher.prefers_low_precision
     source, numpy_source = torch.Generator().manual_seed(0), np.random.default_rng(0)
     found = take_turns(
         {
-            "calque": lambda: matcher.match(W, keep, source, coarse=matcher.is_faster_coarse),
+            "calque": lambda: matcher.match(W, keep, source, low_precision=low_precision),
             "numpy": lambda: numpy_round(src, tgt, W.float().numpy(), keep, numpy_source),
         },
         options.rounds,
@@ -252,11 +309,11 @@ def measure_learn(options: argparse.Namespace) -> dict[str, Any]:
     spaces = draw_spaces(options.learn_words, options.hidden)
     src, tgt = (numpy_normalize(side) for side in spaces)
     x, z = torch.from_numpy(src), torch.from_numpy(tgt)
-    settings = LearningSettings(n_words=options.learn_words)
+    settings = SelfLearningSettings(n_words=options.learn_words)
 
     def ours() -> tuple[Array, int]:
-        start = start_from_nothing(x, z, settings)
-        learned = learn(x, z, start, settings, torch.Generator().manual_seed(0))
+        start = unsupervised_seed(x, z, settings)
+        learned = self_learn(x, z, start, settings, torch.Generator().manual_seed(0))
         return learned.map.float().numpy(), len(learned.rounds)
 
     if options.device != "cpu":
@@ -270,14 +327,14 @@ def measure_learn(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_learn_there(
-    src: torch.Tensor, tgt: torch.Tensor, settings: LearningSettings, device: str
+    src: torch.Tensor, tgt: torch.Tensor, settings: SelfLearningSettings, device: str
 ) -> dict[str, Any]:
-    """A whole unsupervised run on a GPU: seconds of the clock, the second of two runs."""
+    """Return the wall time of a complete unsupervised run on a GPU, the second of two."""
     src, tgt, seconds = src.to(device), tgt.to(device), 0.0
     for _ in range(2):
         started = time.perf_counter()
-        start = start_from_nothing(src, tgt, settings)
-        learned = learn(src, tgt, start, settings, torch.Generator().manual_seed(0))
+        start = unsupervised_seed(src, tgt, settings)
+        learned = self_learn(src, tgt, start, settings, torch.Generator().manual_seed(0))
         W = learned.map.float().cpu().numpy()  # waits for the device
         seconds = time.perf_counter() - started
     right = numpy_csls(src.cpu().numpy() @ W, tgt.cpu().numpy()) == np.arange(len(src))
@@ -292,14 +349,23 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=200_000)
     parser.add_argument("--learn-words", type=int, default=3_000)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--device", default="cpu", help="of `learn`: cuda")
-    parser.add_argument("--parts", default="supervised,csls,round,learn")
+    parser.add_argument("--device", default="cpu", help="Device of learn and polar.")
+    parser.add_argument("--parts", default="supervised,csls,topk,round,learn")
+    parser.add_argument("--tiny", action="store_true", help="Use tiny sizes, to test the script.")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.tiny:
+        options.words, options.keys, options.learn_words = 400, 800, 200
+        options.hidden, options.rounds = 20, 1
     words, hidden = f"{options.words:,}", options.hidden
     parts: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
         "supervised": {f"supervised, 2 × {words} × {hidden}": lambda: measure_supervised(options)},
-        "csls": {f"csls, {N_QUERIES:,} of {options.keys:,}": lambda: measure_csls(options)},
+        "csls": {f"csls, {options.keys:,} words": lambda: measure_csls(options)},
+        "topk": {
+            f"top {K} of 64 rows of {words}": lambda: measure_topk(options, by_row=True),
+            f"top {K} of 1,024 columns of {words}": lambda: measure_topk(options, by_row=False),
+        },
+        "polar": {f"polar factor, {hidden} × {hidden}": lambda: measure_polar(options)},
         "round": {
             f"round, {words}, a tenth kept": lambda: measure_round(options, 0.1),
             f"round, {words}, all kept": lambda: measure_round(options, 1.0),
@@ -307,7 +373,7 @@ def main() -> None:
         "learn": {f"unsupervised, {options.learn_words:,}": lambda: measure_learn(options)},
     }
     table = Table(title=f"CPU seconds, {torch.get_num_threads()} threads")
-    for name in ("", "calque", "NumPy", "ratio", ""):
+    for name in ("", "Calque", "NumPy", "ratio", ""):
         table.add_column(name, justify="right" if name else "left")
     rows = []
     for part in options.parts.split(","):

@@ -160,7 +160,9 @@ def _split_paths(paths: BitextPaths) -> tuple[PathLike, ...]:
         raise InputError(problem, fix="pass one file, or two files side by side")
     if len(files) == 2 and os.fspath(files[0]) == os.fspath(files[1]):
         raise InputError(
-            "both sides are the same file", file=display_name(files[0]), fix="give two"
+            "both sides are the same file",
+            file=display_name(files[0]),
+            fix="pass two different files",
         )
     return files
 

@@ -220,7 +220,8 @@ def clean_bitext(
     if isinstance(languages, str):
         languages = parse_language_pair(languages)
     pair = languages or infer_languages(paths)
-    counts, n_extra, first_extra = CleaningReport(), 0, None
+    counts, n_extra = CleaningReport(), 0
+    first_extra: int | None = None
 
     def count_extra(number: int) -> None:
         nonlocal n_extra, first_extra
@@ -236,7 +237,7 @@ def clean_bitext(
             stream = stack.enter_context(write_atomically(report))
             stream.write(json.dumps(counts.to_dict(), ensure_ascii=False, indent=1) + "\n")
     return CleaningResult(
-        outputs=tuple(map(os.fspath, outputs)),
+        outputs=tuple(os.fspath(path) for path in outputs),
         languages=pair,
         n_read=counts.n_read,
         n_kept=counts.n_kept,
@@ -257,7 +258,7 @@ def _check_outputs(
         raise InputError(problem, fix="choose one TSV file, or two files, one per side")
     for path in (*outputs, *lists):
         check_output_file(Path(path), inputs)
-    files = [*set(map(os.fspath, outputs)), *lists]
+    files = [*{os.fspath(path) for path in outputs}, *lists]
     if len(set(map(os.path.realpath, files))) < len(files):
         problem = "the output, the report and the list of bad lines need different files"
         raise InputError(problem, fix="choose other file names")

@@ -103,8 +103,8 @@ def parse_links(
     if not from_one and SIMPLE_LINES.fullmatch(text):
         n_links = np.fromiter((line.count("-") for line in lines), np.int64, len(lines))
         # NumPy would find a number in a text of white space alone.
-        flat = np.fromstring(text.replace("-", " "), np.int64, sep=" ") if n_links.any() else []
-        ends = np.array(flat, dtype=np.int64).reshape(-1, 2)
+        numbers_text = text.replace("-", " ") if n_links.any() else ""
+        ends = np.fromstring(numbers_text, np.int64, sep=" ").reshape(-1, 2)
         owners = np.repeat(np.arange(len(lines)), n_links)
         return ParsedLinks(
             owners,
