@@ -124,9 +124,10 @@ def pack_links(
     file: PathLike,
     numbers: Sequence[int],
 ) -> Ragged:
-    """Read lines of links: source word << 20 | target word << 8 | weight, from 1 to 255 of 255.
+    """Parse lines of links into integers: source word << 20 | target word << 8 | weight.
 
-    `numbers` are the lines' in their file. A link named twice counts once, by its larger weight.
+    Weights are stored as 1 to 255, which means 1. Of repeated links the largest weight is kept.
+    `numbers` are the line numbers in the file, for error messages.
 
     >>> packed = pack_links(["0-1 1-0:0.5"], np.array([2]), np.array([2]), "links", [1])
     >>> [unpacked.tolist() for unpacked in unpack_links(packed.ids)]
@@ -144,7 +145,9 @@ def pack_links(
     owner, src, tgt = found.lines, found.src, found.tgt
     levels = np.clip(np.rint(FULL_WEIGHT * weights), 1, FULL_WEIGHT).astype(np.int64)
     packed = np.sort(((owner << WORD_BITS | src) << WORD_BITS | tgt) << WEIGHT_BITS | levels)
-    packed = packed[np.diff(packed >> WEIGHT_BITS, append=-1) != 0]  # the largest of equals
+    packed = packed[
+        np.diff(packed >> WEIGHT_BITS, append=-1) != 0
+    ]  # the largest weight of each link
     owner = packed >> (2 * WORD_BITS + WEIGHT_BITS)
     ids = _narrow(packed & np.iinfo(np.uint32).max, np.uint32)
     return Ragged(ids, np.bincount(owner, minlength=len(lines)))
