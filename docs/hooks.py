@@ -56,7 +56,7 @@ def list_tasks() -> str:
 
     rows = ["| task | what is measured | metric | fine-tuned |", "|---|---|---|---|"]
     rows += [
-        f"| `{name}` | {task.what} | {task.metric} | {'yes' if task.trained else 'no'} |"
+        f"| `{name}` | {task.title} | {task.metric} | {'yes' if task.trained else 'no'} |"
         for name, task in TASKS.items()
     ]
     return "\n".join(rows)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from calque.evaluation.dataset_check import check_data
     from calque.evaluation.evaluate import evaluate
     from calque.growth.grow import grow
-    from calque.io.cleaning import CleaningRules, clean_bitext
+    from calque.io.cleaning import clean_bitext
     from calque.report.compare import compare
     from calque.sentences.embed import embed_file
     from calque.sentences.language_neutral import neutralize
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from calque.training.sources import prepare
     from calque.translation.pair_attention import pair_attention
     from calque.translation.translate import Translator, translate_file
+    from calque.vectors.extract import extract_vectors
     from calque.vectors.lexicon import induce_lexicon
     from calque.vectors.mapping import map_vectors
     from calque.vectors.static import WordVectors
-    from calque.vectors.x2static import extract_vectors
     from calque.word_alignment.file_job import align_file
     from calque.word_alignment.hybrid import HybridAligner
     from calque.word_alignment.linked_bitext import link_bitext
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "CleaningRules",
     "HybridAligner",
     "InputError",
     "Model",
@@ -77,7 +76,6 @@ __all__ = [
 
 # Imported at first use: `import calque` alone must not import torch.
 _MODULES = {
-    "CleaningRules": "calque.io.cleaning",
     "HybridAligner": "calque.word_alignment.hybrid",
     "InputError": "calque.errors",
     "Model": "calque.api",
@@ -91,7 +89,7 @@ _MODULES = {
     "compare": "calque.report.compare",
     "embed_file": "calque.sentences.embed",
     "evaluate": "calque.evaluation.evaluate",
-    "extract_vectors": "calque.vectors.x2static",
+    "extract_vectors": "calque.vectors.extract",
     "grow": "calque.growth.grow",
     "induce_lexicon": "calque.vectors.lexicon",
     "link_bitext": "calque.word_alignment.linked_bitext",
