@@ -1,9 +1,10 @@
 """Speed of sentence embedding, side by side: Calque, plain transformers, sentence-transformers.
 
 All embed the same sentences at the last layer of the same model; "bare forward" is the encoder
-alone on sorted batches tokenised beforehand. Rounds alternate, and each one's best counts.
+alone on sorted batches that were tokenized before. Rounds alternate, and the best of each counts.
 
     python benchmarks/embedding.py --text sentences.txt --threads 1
+    python benchmarks/embedding.py --tiny
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from calque.io.files import read_lines
 from calque.models.encoder import Encoder
-from calque.models.loading import build_model, find_folder
+from calque.models.loading import build_model, find_model
 from calque.sentences.embed import embed_sentences
 from calque.tokens.tokenizer import load_tokenizer
 
@@ -33,7 +34,7 @@ Embed = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one run: on the wall clock, and of all cores together."""
+    """Wall-clock seconds of one run, and CPU seconds of all cores."""
 
     wall: float
     cpu: float
@@ -41,6 +42,8 @@ class Timing:
 
 def main() -> None:
     options = parse_options()
+    if options.tiny:
+        options.limit, options.rounds, options.threads = 8, 1, 1
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     if options.threads:
@@ -48,21 +51,22 @@ def main() -> None:
     limit = options.limit or (2000 if options.text else 100)
     sentences = read_sentences(options.text, limit)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = find_model(options, Path(scratch))
-        ways = list_ways(folder, sentences, options.batch_size)
-        check_agreement(ways)
-        show(measure(ways, options.rounds), len(sentences))
+        folder = locate_model(options, Path(scratch))
+        programs = list_programs(folder, sentences, options.batch_size)
+        check_agreement(programs)
+        show(measure(programs, options.rounds), len(sentences))
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="calque-mini", help="folder of an encoder")
     parser.add_argument("--tokenizer", help="folder: a random 6 × 384 encoder with this tokenizer")
-    parser.add_argument("--text", help="one sentence a line; default: the demo's sentences")
-    parser.add_argument("--limit", type=int, help="sentences; default: 2000, or 100 of the demo's")
-    parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
-    parser.add_argument("--batch-size", type=int, default=32, help="of the others")
+    parser.add_argument("--text", help="one sentence per line; default: those of the demo")
+    parser.add_argument("--limit", type=int, help="sentences; default: 2000, or 100 of the demo")
+    parser.add_argument("--threads", type=int, default=0, help="0: the default of torch")
+    parser.add_argument("--batch-size", type=int, default=32, help="of the other programs")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="8 sentences, once")
     return parser.parse_args()
 
 
@@ -73,9 +77,9 @@ def read_sentences(path: str | None, limit: int) -> list[str]:
     return [part for line in table.splitlines()[1:] for part in line.split("\t")[1:]][:limit]
 
 
-def find_model(options: argparse.Namespace, scratch: Path) -> Path:
+def locate_model(options: argparse.Namespace, scratch: Path) -> Path:
     if options.tokenizer is None:
-        return find_folder(options.model)
+        return find_model(options.model)
     from transformers import XLMRobertaConfig
 
     tokenizer = load_tokenizer(options.tokenizer)
@@ -93,19 +97,19 @@ def find_model(options: argparse.Namespace, scratch: Path) -> Path:
     return scratch
 
 
-def list_ways(folder: Path, sentences: list[str], batch_size: int) -> dict[str, Embed]:
-    """Name the ways to embed; all but the bare forward return the vectors."""
+def list_programs(folder: Path, sentences: list[str], batch_size: int) -> dict[str, Embed]:
+    """Return the programs to compare; all but the bare forward return vectors."""
     encoder = Encoder.load(folder)
-    ways: dict[str, Embed] = {
+    programs: dict[str, Embed] = {
         "calque": lambda: embed_sentences(encoder, sentences, layer=-1),
         "transformers, input order": plain_loop(folder, sentences, batch_size),
         "bare forward, sorted": bare_forward(folder, sentences, batch_size),
     }
     if importlib.util.find_spec("sentence_transformers") is None:
-        print("sentence-transformers is not installed: left out")
+        print("sentence-transformers is not installed and left out")
     else:
-        ways["sentence-transformers"] = sentence_transformers(folder, sentences, batch_size)
-    return ways
+        programs["sentence-transformers"] = sentence_transformers(folder, sentences, batch_size)
+    return programs
 
 
 def plain_loop(folder: Path, sentences: list[str], batch_size: int) -> Embed:
@@ -160,18 +164,18 @@ def slices(items: Sequence[str], size: int) -> Iterator[list[str]]:
         yield list(items[start : start + size])
 
 
-def check_agreement(ways: dict[str, Embed]) -> None:
-    """Warm everything up, and see that two ways give the same vectors."""
-    results = {name: embed() for name, embed in ways.items()}
+def check_agreement(programs: dict[str, Embed]) -> None:
+    """Run everything once, and check that two programs return the same vectors."""
+    results = {name: embed() for name, embed in programs.items()}
     difference = np.abs(results["calque"] - results["transformers, input order"]).max()
     if difference > 1e-3:
         raise SystemExit(f"the vectors differ by {difference:.2g}")
 
 
-def measure(ways: dict[str, Embed], n_rounds: int) -> dict[str, Timing]:
-    runs: dict[str, list[Timing]] = {name: [] for name in ways}
+def measure(programs: dict[str, Embed], n_rounds: int) -> dict[str, Timing]:
+    runs: dict[str, list[Timing]] = {name: [] for name in programs}
     for _ in range(n_rounds):
-        for name, embed in ways.items():
+        for name, embed in programs.items():
             wall, cpu = time.perf_counter(), time.process_time()
             embed()
             timing = Timing(time.perf_counter() - wall, time.process_time() - cpu)

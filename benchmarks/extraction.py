@@ -1,16 +1,17 @@
-"""Speed of static vector extraction against the bare forward to the same layer.
+"""Speed of static vector extraction compared with the bare forward pass to the same layer.
 
-The bare forward runs the encoder on all sentences, tokenised and sorted beforehand; an epoch of
-X2Static leaves out sentences that sub-sampling leaves without targets, unless every word is one
-("all words"). Reading is done once, however many epochs follow, and so is making the table, which
-is not timed. Rounds alternate, and each way's best counts. Blocks are planned while others are
-encoded: give some ten thousand sentences to see it.
+The bare forward pass runs the encoder on all sentences, tokenized and sorted before; an epoch of
+X2Static skips sentences that subsampling leaves without targets, unless every word is a target
+("all words"). Reading is done once for all epochs, and so is the initialization of the vectors,
+which is not measured. Rounds alternate, and the best of each counts. Blocks are planned while
+others are encoded: use at least ten thousand sentences to see this.
 
-With --host the encoder costs nothing and states have one dimension: what is left is the time that
-each of the two threads needs to keep a device busy, the device's own operators aside.
+With --host the encoder costs nothing and states have one dimension: what remains is the time that
+each of the two threads needs to keep a device busy, without the operators of the device.
 
     python benchmarks/extraction.py --text wiki.de.txt --language de --threads 1
     python benchmarks/extraction.py --text wiki.de.txt --language de --threads 1 --host
+    python benchmarks/extraction.py --tiny
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from calque.api import load
 from calque.models.encoder import Encoder
-from calque.models.inference import BATCH_TOKENS, device_of, run_batches
+from calque.models.inference import BATCH_TOKENS, device_of, load_encoder, run_batches
 from calque.types import TokenBatch
 from calque.vectors.corpus import (
     CorpusFilter,
@@ -38,42 +38,36 @@ from calque.vectors.corpus import (
     WordCorpus,
     number_corpus,
 )
-from calque.vectors.x2static import (
-    BLOCK_SENTENCES,
-    ExtractJob,
-    Learner,
-    Method,
+from calque.vectors.extract import MAX_LENGTH, create_learner, learn
+from calque.vectors.occurrences import (
     OccurrenceBatch,
     OccurrenceBlock,
-    PoolingSettings,
-    X2StaticSettings,
     embed_occurrences,
     find_occurrences,
-    learn,
-    make_learner,
     plan_block,
 )
+from calque.vectors.x2static import BLOCK_SENTENCES, X2StaticSettings
 
 GOAL = 1.5
-METHODS: dict[str, Method] = {
+METHODS: dict[str, X2StaticSettings | None] = {
     "x2static": X2StaticSettings(n_epochs=1),
     "x2static, all words": X2StaticSettings(n_epochs=1, subsample=1),
-    # So few targets, and a negative each, that computing costs little beside being told to.
+    # So few targets and negatives that launching the operators dominates.
     "x2static, few targets": X2StaticSettings(n_epochs=1, subsample=3e-8, n_negatives=1),
-    "pooling": PoolingSettings(),
+    "pooling": None,
 }
 Prepare = Callable[[], Callable[[], None]]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one run: on the wall clock, and of all cores together."""
+    """Wall-clock seconds of one run, and CPU seconds of all cores."""
 
     wall: float
     cpu: float
 
     @staticmethod
-    def of(work: Callable[[], object]) -> Timing:
+    def measure(work: Callable[[], object]) -> Timing:
         wall, cpu = time.perf_counter(), time.process_time()
         work()
         if torch.cuda.is_available():
@@ -83,41 +77,48 @@ class Timing:
 
 def main() -> None:
     options = parse_options()
+    if options.tiny:
+        options.limit, options.rounds, options.threads = 20, 1, 1
     if options.threads:
         torch.set_num_threads(options.threads)
-    encoder = load(options.model, options.device)
-    reader = CorpusReader(options.language, CorpusFilter(1, 1, options.limit))
-    limits = VocabularyLimits(min_count=options.min_count)
-    job = ExtractJob(reader, limits=limits, layer=options.layer)
-    layer = job.layer_of(encoder)
+    encoder = load_encoder(options.model, options.device)
+    middle = round(encoder.n_layers / 2)
+    layer = encoder.check_layer(middle if options.layer is None else options.layer)
     with tempfile.TemporaryDirectory() as scratch:
-        text = options.text or write_demo(Path(scratch))
-        reading = Timing.of(lambda: read_corpus(encoder, job, text, Path(scratch)))
-        corpus = WordCorpus.open(Path(scratch))
-        if options.host:
+        folder = Path(scratch)
+        reader = CorpusReader(options.language, CorpusFilter(1, 1, options.limit))
+        sentences = reader.read([options.text or write_demo(folder)])
+        max_subwords = min(MAX_LENGTH, encoder.max_tokens) - 2
+        limits = VocabularyLimits(min_count=options.min_count)
+        reading = Timing.measure(
+            lambda: number_corpus(
+                encoder.tokenizer, sentences, folder, max_subwords=max_subwords, limits=limits
+            )
+        )
+        corpus = WordCorpus.open(folder)
+        assert corpus is not None
+        if options.host or options.tiny:
             show_host(FreeEncoder(encoder), corpus, options.rounds)
-            return
-        timings = measure(list_ways(encoder, corpus, layer), options.rounds)
-    show(encoder, corpus, layer, {"reading and numbering": reading, **timings})
-
-
-def read_corpus(encoder: Encoder, job: ExtractJob, text: str | Path, folder: Path) -> None:
-    sentences, room = job.reader.read([text]), job.room_of(encoder)
-    number_corpus(encoder.tokenizer, sentences, folder, room=room, limits=job.limits)
+        if not options.host:
+            timings = measure(list_programs(encoder, corpus, layer), options.rounds)
+            show(encoder, corpus, layer, {"reading and numbering": reading, **timings})
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="calque-mini", help="folder of an encoder")
-    parser.add_argument("--text", help="paragraphs a line; default: the demo's English sentences")
+    parser.add_argument(
+        "--text", help="one paragraph per line; default: the English sentences of the demo"
+    )
     parser.add_argument("--language", default="en")
-    parser.add_argument("--layer", type=int, help="default: the middle one")
+    parser.add_argument("--layer", type=int, help="default: the middle layer")
     parser.add_argument("--limit", type=int, default=2000, help="sentences")
     parser.add_argument("--min-count", type=int, default=2)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
+    parser.add_argument("--threads", type=int, default=0, help="0: the default of torch")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--host", action="store_true", help="time the threads on their own")
+    parser.add_argument("--host", action="store_true", help="measure the threads separately")
+    parser.add_argument("--tiny", action="store_true", help="20 sentences, once")
     return parser.parse_args()
 
 
@@ -128,9 +129,9 @@ def write_demo(folder: Path) -> Path:
     return path
 
 
-def list_ways(encoder: Encoder, corpus: WordCorpus, layer: int) -> dict[str, Prepare]:
-    def extract(method: Method) -> Callable[[], None]:
-        learner = make_learner(corpus, encoder, method)
+def list_programs(encoder: Encoder, corpus: WordCorpus, layer: int) -> dict[str, Prepare]:
+    def extract(method: X2StaticSettings | None) -> Callable[[], None]:
+        learner = create_learner(corpus, encoder, method)
         return lambda: learn(encoder, corpus, learner, layer)
 
     bare = bare_forward(encoder, corpus, layer)
@@ -157,11 +158,11 @@ def bare_forward(encoder: Encoder, corpus: WordCorpus, layer: int) -> Callable[[
     return lambda: run_batches(forward, batches, n_workers)
 
 
-def measure(ways: dict[str, Prepare], n_rounds: int) -> dict[str, Timing]:
-    runs: dict[str, list[Timing]] = {name: [] for name in ways}
+def measure(programs: dict[str, Prepare], n_rounds: int) -> dict[str, Timing]:
+    runs: dict[str, list[Timing]] = {name: [] for name in programs}
     for _ in range(n_rounds):
-        for name, prepare in ways.items():
-            runs[name].append(Timing.of(prepare()))
+        for name, prepare in programs.items():
+            runs[name].append(Timing.measure(prepare()))
     return {
         name: Timing(min(run.wall for run in mine), min(run.cpu for run in mine))
         for name, mine in runs.items()
@@ -183,8 +184,8 @@ class FreeEncoder(torch.nn.Module):
 
 
 def show_host(encoder: FreeEncoder, corpus: WordCorpus, n_rounds: int) -> None:
-    """Print the CPU microseconds a sentence of either thread, in batches of a GPU's size."""
-    print(f"{len(corpus):,} sentences, microseconds a sentence, best of {n_rounds}")
+    """Print the CPU microseconds per sentence of each thread, with batches for a GPU."""
+    print(f"{len(corpus):,} sentences, microseconds per sentence, best of {n_rounds}")
     print(f"{'':24}{'planning':>10}{'learning':>10}")
     for name, method in METHODS.items():
         runs = [time_host(encoder, corpus, method) for _ in range(n_rounds)]
@@ -192,8 +193,10 @@ def show_host(encoder: FreeEncoder, corpus: WordCorpus, n_rounds: int) -> None:
         print(f"{name:24}{planning:10.2f}{learning:10.2f}")
 
 
-def time_host(encoder: FreeEncoder, corpus: WordCorpus, method: Method) -> tuple[float, float]:
-    learner: Learner = make_learner(corpus, encoder, method)
+def time_host(
+    encoder: FreeEncoder, corpus: WordCorpus, method: X2StaticSettings | None
+) -> tuple[float, float]:
+    learner = create_learner(corpus, encoder, method)
     times, order, size = [time.thread_time()], learner.order(0), learner.block_sentences
     blocks: list[OccurrenceBlock] = []
     for number, start in enumerate(range(0, len(corpus), size)):
@@ -201,7 +204,7 @@ def time_host(encoder: FreeEncoder, corpus: WordCorpus, method: Method) -> tuple
         blocks.append(plan_block(encoder, corpus, found, learner.view, BATCH_TOKENS["cuda"]))
     times.append(time.thread_time())
     for number, block in enumerate(blocks):
-        learner.absorb(number, block, embed_occurrences(encoder, block, 0, learner.view))
+        learner.update(number, block, embed_occurrences(encoder, block, 0, learner.view))
     times.append(time.thread_time())
     return times[1] - times[0], times[2] - times[1]
 

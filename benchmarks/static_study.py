@@ -1,27 +1,32 @@
-"""Static vectors of many languages from real text: made, mapped into one space, and judged.
+"""Static vectors of many languages from real text: extracted, mapped into one space, and scored.
 
-    python benchmarks/static_study.py text BITEXT -o TEXT [--languages de,fr,…]
+    python benchmarks/static_study.py text BITEXT -o TEXT [--languages de,fr,...]
     python benchmarks/static_study.py skipgram TEXT -o OUT          # needs gensim
-    python benchmarks/static_study.py extract TEXT -o OUT [--kinds pooling] [--layer 8] [--device …]
+    python benchmarks/static_study.py extract TEXT -o OUT [--kinds pooling] [--layer 8]
     python benchmarks/static_study.py map OUT --muse MUSE [--similarity FOLDER] [--device cuda]
     python benchmarks/static_study.py table OUT
+    python benchmarks/static_study.py --tiny
 
-`text` takes both sides of bitext apart, without repetitions: the languages' texts are of the same
-kinds, half of them software. `skipgram` trains Gensim's vectors, `extract` X2Static's and pooled
-ones out of an encoder, on the same sentences and words. `map` maps each set of vectors by each
-method into one space around English and scores it on MUSE's tests, both ways, by CSLS. What a
-method may choose by is the last fifth of MUSE's training dictionary, which is not learned from.
-Every step keeps what is there and can be repeated.
+`text` separates the two sides of bitext and drops repetitions, so that the texts of all languages
+are of the same kinds, half of them software. `skipgram` trains Gensim's vectors, `extract` those of
+X2Static and of pooling, on the same sentences and words. `map` maps each set of vectors by each
+method into one space around English and scores it on MUSE's tests in both directions by CSLS. The
+last fifth of MUSE's training dictionary is used to choose methods, not to train. Every step skips
+the files that exist, so that it can be repeated. `--tiny` runs all steps on the sentences of the
+demo with a made-up dictionary.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import lzma
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib import resources
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -42,7 +47,7 @@ METHODS = ("unaligned", "supervised", *LEARNING, "selected")
 
 
 def make_text(options: argparse.Namespace) -> None:
-    """Write de.txt.xz and so on, a sentence a line, each once, in an order drawn by a seed."""
+    """Write de.txt.xz and so on with one sentence per line, each once, in random order."""
     sides: dict[str, dict[str, None]] = {PIVOT: {}}
     for language in options.languages.split(","):
         sides[language] = {}
@@ -60,23 +65,23 @@ def make_text(options: argparse.Namespace) -> None:
         print(f"{language}: {len(kept):,} sentences")
 
 
-def reader_of(language: str) -> CorpusReader:
+def build_reader(language: str) -> CorpusReader:
     return CorpusReader(language, CorpusFilter(MIN_TOKENS, 1, None), sentence_lines=True)
 
 
-def texts_in(folder: Path) -> dict[str, Path]:
+def find_texts(folder: Path) -> dict[str, Path]:
     return {path.name.split(".")[0]: path for path in sorted(folder.glob("*.txt.xz"))}
 
 
-def train_skipgram(job: tuple[str, Path, Path]) -> str:
-    """Train one language's vectors with Gensim, on one core."""
+def train_skipgram(job: tuple[str, Path, Path, int]) -> str:
+    """Train the vectors of one language with Gensim on one core."""
     from gensim.models import Word2Vec
 
-    language, text, output = job
+    language, text, output, min_count = job
     started = time.process_time()
     if not output.exists():
-        sentences = list(reader_of(language).read([str(text)]))
-        model = Word2Vec(sentences, min_count=MIN_COUNT, workers=1, **SKIPGRAM)
+        sentences = list(build_reader(language).read([str(text)]))
+        model = Word2Vec(sentences, min_count=min_count, workers=1, **SKIPGRAM)
         model.wv.save_word2vec_format(str(output.with_suffix(".part")))
         output.with_suffix(".part").rename(output)
     return f"skip-gram {language}: {time.process_time() - started:.0f} CPU s"
@@ -85,55 +90,60 @@ def train_skipgram(job: tuple[str, Path, Path]) -> str:
 def train_all_skipgrams(options: argparse.Namespace) -> None:
     folder = options.output / "skipgram"
     folder.mkdir(parents=True, exist_ok=True)
-    jobs = [(name, path, folder / f"{name}.vec") for name, path in texts_in(options.folder).items()]
+    jobs = [
+        (name, path, folder / f"{name}.vec", options.min_count)
+        for name, path in find_texts(options.folder).items()
+    ]
     with ProcessPoolExecutor(options.workers) as pool:
         for note in pool.map(train_skipgram, jobs):
             print(note, flush=True)
 
 
 def extract_all(options: argparse.Namespace) -> None:
-    """Extract X2Static's and pooled vectors."""
-    from calque.api import load
-    from calque.vectors.corpus import VocabularyLimits
-    from calque.vectors.x2static import (
-        ExtractJob,
-        PoolingSettings,
-        X2StaticSettings,
-        extract_vectors,
-    )
+    """Extract the vectors of X2Static and of pooling."""
+    from calque.models.inference import load_encoder
+    from calque.vectors.extract import extract_vectors
 
-    encoder = load(options.model, options.device)
-    methods = {
-        "x2static": X2StaticSettings(subsample=SUBSAMPLE, n_epochs=EPOCHS),
-        "pooling": PoolingSettings(),
-    }
+    encoder = load_encoder(options.model, options.device)
     suffix = "" if options.layer is None else f"-{options.layer}"
-    asked = {kind: methods[kind] for kind in options.kinds.split(",") if kind in methods}
-    for language, text in texts_in(options.folder).items():
-        for kind, method in asked.items():
+    kinds = [kind for kind in options.kinds.split(",") if kind in ("x2static", "pooling")]
+    for language, text in find_texts(options.folder).items():
+        for kind in kinds:
             output = options.output / f"{kind}{suffix}" / f"{language}.vec"
             output.parent.mkdir(parents=True, exist_ok=True)
             if output.exists():
                 continue
             started = time.perf_counter()
-            limits = VocabularyLimits(min_count=MIN_COUNT)
-            job = ExtractJob(reader_of(language), method, limits, options.layer)
-            report = extract_vectors(encoder, [str(text)], output, job)
+            result = extract_vectors(
+                text,
+                language=language,
+                output=output,
+                method=kind,
+                model=encoder,
+                layer=options.layer,
+                subsample=SUBSAMPLE,
+                epochs=EPOCHS,
+                min_count=options.min_count,
+                min_tokens=MIN_TOKENS,
+                min_sentences=1,
+                max_sentences=0,
+                sentence_lines=True,
+            )
             seconds = time.perf_counter() - started
             print(
-                f"{kind} {language}: {report.n_words:,} words of {report.n_running_words:,} "
-                f"running, {report.corpus.n_sentences:,} sentences, {seconds:.1f} s",
+                f"{kind} {language}: {result.n_words:,} words of {result.n_running_words:,} "
+                f"running, {result.corpus.n_sentences:,} sentences, {seconds:.1f} s",
                 flush=True,
             )
 
 
 def map_all(options: argparse.Namespace) -> None:
-    """Map and score every set of vectors by every method; a file of results each."""
-    from calque.vectors.static import read_vectors
+    """Map and score every set of vectors by every method; write one file of results each."""
+    from calque.vectors.static import WordVectors
 
     for kind in options.kinds.split(","):
         folder = options.folder / kind
-        spaces = {path.stem: read_vectors(path) for path in sorted(folder.glob("*.vec"))}
+        spaces = {path.stem: WordVectors.load(path) for path in sorted(folder.glob("*.vec"))}
         spaces = {name: spaces[name] for name in (PIVOT, *options.languages.split(","))}
         for method in options.methods.split(","):
             result = options.folder / f"{kind}.{method}.json"
@@ -155,15 +165,17 @@ def map_all(options: argparse.Namespace) -> None:
 def map_by(
     method: str, spaces: dict[str, Any], options: argparse.Namespace
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Give the vectors of all languages in one space, and what was chosen for each language."""
+    """Return the vectors of all languages in one space, and the choice for each language."""
+    from calque.algorithms.self_learning import SelfLearningSettings
     from calque.vectors.mapping import map_spaces, write_mapped
-    from calque.vectors.trials import MapSettings
+    from calque.vectors.method_selection import MapSettings
 
     if method == "unaligned":
         return spaces, {}
     train, dev = split_dictionaries(options.muse, list(spaces))
     methods = LEARNING[1:] if method == "selected" else (method,)
-    settings = MapSettings(methods=methods, device=options.device)
+    learning = SelfLearningSettings(patience=options.patience)
+    settings = MapSettings(methods=methods, learning=learning, device=options.device)
     judges = dev if method == "selected" else None
     mapped = map_spaces(spaces, PIVOT, settings, train=train, dev=judges)
     choices = {
@@ -177,7 +189,7 @@ def map_by(
 
 
 def split_dictionaries(muse: Path, languages: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Learn from four fifths of the words of MUSE's training dictionaries, choose by the last."""
+    """Split MUSE's training dictionaries: four fifths of the words to train, one to choose."""
     from calque.io.dictionaries import read_dictionary
     from calque.vectors.mapping import SeedDictionary
 
@@ -195,19 +207,23 @@ def split_dictionaries(muse: Path, languages: list[str]) -> tuple[dict[str, Any]
 
 
 def score(spaces: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Score on MUSE's tests from and to English and, if asked for, on word similarity."""
-    from calque.evaluation.tasks.lexicon_induction import SETTINGS, TEST_SUFFIX, score_dictionary
+    """Score on MUSE's tests from and to English and, optionally, on word similarity."""
+    from calque.evaluation.tasks.lexicon_induction import SETTINGS, TEST_SUFFIX
     from calque.io.dictionaries import read_dictionary
-    from calque.vectors.lexicon import WordTranslator
+    from calque.vectors.lexicon import WordTranslator, score_dictionary
     from calque.vectors.static import VectorSpace
 
-    ready = {name: VectorSpace.of(each, name, options.device) for name, each in spaces.items()}
+    ready = {
+        name: VectorSpace.from_vectors(each, name, options.device) for name, each in spaces.items()
+    }
     found: dict[str, Any] = {}
     train, _ = split_dictionaries(options.muse, list(spaces))
     for language in ready:
         if language == PIVOT:
             continue
-        translators = [WordTranslator.make(ready[PIVOT], ready[language], each) for each in SETTINGS]
+        translators = [
+            WordTranslator.build(ready[PIVOT], ready[language], each) for each in SETTINGS
+        ]
         for pair in (f"{PIVOT}-{language}", f"{language}-{PIVOT}"):
             entries = list(read_dictionary(options.muse / f"{pair}{TEST_SUFFIX}"))
             entries = drop_learned(entries, train[language].entries if pair[-2:] == PIVOT else [])
@@ -229,9 +245,9 @@ def score(spaces: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
 
 
 def drop_learned(entries: list[Any], learned: Sequence[Any]) -> list[Any]:
-    """Leave out words of a test whose translation the training dictionary, turned round, has.
+    """Drop test words whose translation is in the training dictionary, in the other direction.
 
-    MUSE's words to learn from and to test are apart in one direction only.
+    The training and test words of MUSE are disjoint in one direction only.
     """
     pairs = {(other, english) for english, other in learned}
     known = {entry[0] for entry in entries if tuple(entry) in pairs}
@@ -266,7 +282,7 @@ def describe(row: dict[str, Any]) -> str:
 
 
 def print_table(options: argparse.Namespace) -> None:
-    """Print Markdown: means of all sets and methods, then the languages."""
+    """Print Markdown tables: the means of all sets and methods, then the languages."""
     rows = [json.loads(path.read_text()) for path in sorted(options.folder.glob("*.*.json"))]
     rows.sort(key=lambda row: (row["kind"], METHODS.index(row["method"])))
     languages = [pair[3:] for pair in rows[0]["muse"] if pair.startswith("en-")]
@@ -275,7 +291,7 @@ def print_table(options: argparse.Namespace) -> None:
     full = {row["kind"]: mean_of(row, "csls@1") for row in rows if row["method"] == "supervised"}
     for row in rows:
         p = mean_of(row, "csls@1")
-        share = f"{100 * p / full[row['kind']]:.0f} %" if row["kind"] in full else ""
+        share = f"{100 * p / full[row['kind']]:.0f} %" if full.get(row["kind"]) else ""
         tail = " | ".join(similarity_of(row))
         cells = f"{p:.1f} | {mean_of(row, 'nn@1'):.1f} | {mean_of(row, 'csls@10'):.1f} | {share}"
         print(f"| {row['kind']} | {row['method']} | {cells} | {tail} |")
@@ -303,33 +319,103 @@ def similarity_of(row: dict[str, Any]) -> Iterator[str]:
         yield f"{np.mean(values):.3f}" if values else ""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    steps = parser.add_subparsers(required=True)
-    for name, work in (
-        ("text", make_text),
-        ("skipgram", train_all_skipgrams),
-        ("extract", extract_all),
-        ("map", map_all),
-        ("table", print_table),
-    ):
-        step = steps.add_parser(name)
-        step.set_defaults(work=work)
-        step.add_argument("folder", type=Path)
-        step.add_argument("-o", "--output", type=Path)
-        step.add_argument("--languages", default=LANGUAGES)
-        step.add_argument("--workers", type=int, default=1)
-        step.add_argument("--model", default=None)
-        step.add_argument("--device", default="cpu")
-        step.add_argument("--layer", type=int, help="of extract; its folders are named after it")
-        step.add_argument("--muse", type=Path)
-        step.add_argument("--similarity", type=Path)
-        step.add_argument("--kinds", default="x2static,pooling,skipgram")
-        step.add_argument("--methods", default=",".join(METHODS))
-        step.add_argument("--keep", help="the method whose mapped vectors are written")
-    options = parser.parse_args()
-    options.work(options)
+def run_tiny() -> None:
+    """Run all steps on the sentences of the demo; the dictionaries pair words of equal rank."""
+    from calque.vectors.static import WordVectors
+
+    table = resources.files("calque").joinpath("data/demo.tsv").read_text("utf-8")
+    rows = [line.split("\t") for line in table.splitlines()[1:]]
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        for name in ("bitext", "muse", "similarity/rg65"):
+            (root / name).mkdir(parents=True)
+        for language in ("de",):
+            lines = [f"{row[1]}\t{row[2]}\tdemo\n" for row in rows if row[0] == language]
+            with lzma.open(root / "bitext" / f"en-{language}.tsv.xz", "wt") as stream:
+                stream.writelines(lines)
+        build_tiny_encoder(root / "model")
+        shared = ["--languages", "de", "--min-count", "1", "--patience", "1"]
+        shared += ["--model", str(root / "model")]
+        run([*shared, "text", str(root / "bitext"), "-o", str(root / "text")])
+        for step in ("extract", "skipgram"):
+            if step == "extract" or importlib.util.find_spec("gensim") is not None:
+                run([*shared, step, str(root / "text"), "-o", str(root / "out")])
+        words = {
+            language: WordVectors.load(root / "out" / "pooling" / f"{language}.vec").words
+            for language in ("en", "de")
+        }
+        for language in ("de",):
+            pairs = list(zip(words["en"], words[language], strict=False))
+            for name, part in ((".0-5000.txt", pairs[:40]), (".5000-6500.txt", pairs[40:60])):
+                for src, tgt in ((0, 1), (1, 0)):
+                    pair = ("en", language)[src], ("en", language)[tgt]
+                    text = "".join(f"{entry[src]} {entry[tgt]}\n" for entry in part)
+                    (root / "muse" / f"{pair[0]}-{pair[1]}{name}").write_text(text)
+        lines = [f"{words['en'][k]}\t{words['en'][k + 1]}\t{k % 5}\n" for k in range(10)]
+        (root / "similarity" / "rg65" / "en.txt").write_text("".join(lines))
+        paths = ["--muse", str(root / "muse"), "--similarity", str(root / "similarity")]
+        kinds = ["--kinds", "x2static"]
+        methods = ["--methods", "unaligned,supervised,selected"]
+        run([*shared, *kinds, *methods, *paths, "map", str(root / "out")])
+        run([*shared, "table", str(root / "out")])
+
+
+def build_tiny_encoder(folder: Path) -> None:
+    """Save a random encoder with few dimensions, since the text has few words to map."""
+    from transformers import XLMRobertaConfig
+
+    from calque.models.encoder import Encoder
+    from calque.models.loading import build_model, find_model
+    from calque.tokens.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(find_model("calque-mini"))
+    config = XLMRobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=130,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Encoder(build_model(config), tokenizer).save(folder)
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    steps = {
+        "text": make_text,
+        "skipgram": train_all_skipgrams,
+        "extract": extract_all,
+        "map": map_all,
+        "table": print_table,
+    }
+    parser.add_argument("step", choices=[*steps], nargs="?")
+    parser.add_argument("folder", type=Path, nargs="?", help="input folder of the step")
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--languages", default=LANGUAGES)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--layer", type=int, help="of extract; part of the folder names")
+    parser.add_argument("--min-count", type=int, default=MIN_COUNT)
+    parser.add_argument("--muse", type=Path)
+    parser.add_argument("--similarity", type=Path)
+    parser.add_argument("--kinds", default="x2static,pooling,skipgram")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--patience", type=int, default=50, help="of self-learning")
+    parser.add_argument("--keep", help="the method whose mapped vectors are written")
+    parser.add_argument("--tiny", action="store_true", help="all steps on the demo")
+    options = parser.parse_args(arguments)
+    if options.tiny:
+        run_tiny()
+    elif options.step is None or options.folder is None:
+        parser.error("name a step and its folder, or use --tiny")
+    else:
+        steps[options.step](options)
 
 
 if __name__ == "__main__":
-    main()
+    run()

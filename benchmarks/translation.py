@@ -1,12 +1,13 @@
 """Speed of translation: `calque translate`, from lines to lines, against a bare `generate()` call.
 
-Both search the same batches, sorted by length; the bare call gets them tokenised, padded and on the
-device, and its tokens stay tokens. Rounds alternate, and each one's best counts.
+Both translate the same batches, sorted by length; the bare call receives them tokenized, padded and
+on the device, and does not decode its tokens. Rounds alternate, and the best of each counts.
 
     python benchmarks/translation.py --model runs/translate/model --text test_2016_flickr.en
+    python benchmarks/translation.py --tiny
 
-Without a model, calque-mini with a cross-attention drawn at random is made into one: it writes
-nonsense of the longest length allowed, at the same cost a token.
+Without a model, calque-mini with random cross-attention is used: its translations are nonsense of
+the maximum length, at the same cost per token.
 """
 
 from __future__ import annotations
@@ -23,24 +24,25 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from calque.io.files import read_lines
-from calque.io.outputs import LinkStream
+from calque.io.resumable import StreamSink
 from calque.models.inference import cut_blocks
-from calque.models.loading import find_folder
-from calque.models.seq2seq import DecoderPlan, Seq2Seq, build_seq2seq, read_weights
+from calque.models.loading import find_model
+from calque.models.seq2seq import DecoderPlan, Seq2Seq, build_seq2seq, read_initial_weights
 from calque.tokens.tokenizer import load_tokenizer
-from calque.tokens.windows import cut_segments
+from calque.tokens.windows import split_lines_for_translation
 from calque.translation.translate import (
     BLOCK_CHARACTERS,
     BLOCK_LINES,
-    Search,
     Translator,
-    end_at,
+    stop_at,
     write_translations,
 )
 
 
 def main() -> None:
     options = parse_options()
+    if options.tiny:
+        options.limit, options.beams, options.rounds, options.threads = 2, 2, 1, 1
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     if options.threads:
@@ -50,32 +52,36 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         model = load_model(options.model, Path(scratch), device)
     translator = Translator(
-        model, Search(options.beams), target=options.to, batch_tokens=options.batch_tokens
+        model,
+        beams=options.beams,
+        tgt_lang=options.tgt_lang,
+        batch_tokens=options.batch_tokens,
     )
-    ways: dict[str, Callable[[], int]] = {
+    programs: dict[str, Callable[[], int]] = {
         "bare generate()": prepare_bare(translator, lines),
         "calque translate": lambda: translate(translator, lines),
     }
-    best, counts = {name: float("inf") for name in ways}, {}
+    best, counts = {name: float("inf") for name in programs}, {}
     for _ in range(options.rounds):
-        for name, work in ways.items():
+        for name, work in programs.items():
             started = time.perf_counter()
             counts[name] = work()
             best[name] = min(best[name], time.perf_counter() - started)
-    assert len(set(counts.values())) == 1, counts  # the very same tokens
+    assert len(set(counts.values())) == 1, counts  # the same tokens
     show(best, counts, len(lines), device)
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="folder of an encoder–decoder")
-    parser.add_argument("--to", help="the language to write, if the model has several")
-    parser.add_argument("--text", help="one sentence a line; default: the demo's English")
+    parser.add_argument("--tgt-lang", help="language to translate into, if there are several")
+    parser.add_argument("--text", help="one sentence per line; default: the demo")
     parser.add_argument("--limit", type=int, help="lines; default: all")
     parser.add_argument("--beams", type=int, default=5)
-    parser.add_argument("--batch-tokens", type=int, help="default: what suits the device")
-    parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
+    parser.add_argument("--batch-tokens", type=int, help="default: chosen for the device")
+    parser.add_argument("--threads", type=int, default=0, help="0: the default of torch")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="two lines, once")
     return parser.parse_args()
 
 
@@ -89,21 +95,23 @@ def read_text(path: str | None, limit: int | None) -> list[str]:
 def load_model(name: str | None, scratch: Path, device: torch.device) -> Seq2Seq:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if name is None:
-        plan, start = DecoderPlan(tie="all"), find_folder("calque-mini")
-        build_seq2seq(plan, read_weights(start, plan), load_tokenizer(start)).save(scratch)
+        plan, start = DecoderPlan(tie="all"), find_model("calque-mini")
+        build_seq2seq(plan, read_initial_weights(start, plan), load_tokenizer(start)).save(scratch)
     return Seq2Seq.load(scratch if name is None else name, device=device, dtype=dtype)
 
 
 def prepare_bare(translator: Translator, lines: list[str]) -> Callable[[], int]:
-    """Tokenise, sort and pad beforehand; what is left is `generate()` alone."""
-    tokenizer, search = translator.model.tokenizer, translator.search
+    """Tokenize, sort and pad before, so that only `generate()` is measured."""
+    tokenizer = translator.model.tokenizer
     batches = []
     for block in cut_blocks(lines, BLOCK_LINES, BLOCK_CHARACTERS):
-        segments = cut_segments(tokenizer, block, translator.longest, translator.source)
+        segments = split_lines_for_translation(
+            tokenizer, block, translator.max_source_tokens, translator.src_lang
+        )
         for rows in translator.plan_batches(segments.lengths):
             ids = translator.pad([segments.ids[row] for row in rows]).to(translator.device)
             mask = (ids != tokenizer.pad_token_id).long()
-            limits = torch.tensor([translator.limit(n) for n in mask.sum(1).tolist()])
+            limits = torch.tensor([translator.max_length(n) for n in mask.sum(1).tolist()])
             batches.append((ids, mask, limits.to(translator.device)))
 
     @torch.inference_mode()
@@ -112,12 +120,12 @@ def prepare_bare(translator: Translator, lines: list[str]) -> Callable[[], int]:
             translator.model.model.generate(  # type: ignore[operator]
                 input_ids=ids,
                 attention_mask=mask,
-                decoder_start_token_id=translator.start,
-                num_beams=search.beams,
-                length_penalty=search.length_penalty,
+                decoder_start_token_id=translator.start_token,
+                num_beams=translator.beams,
+                length_penalty=translator.length_penalty,
                 do_sample=False,
-                max_new_tokens=translator.limit(ids.shape[1]),
-                stopping_criteria=[end_at(limits)],
+                max_new_tokens=translator.max_length(ids.shape[1]),
+                stopping_criteria=[stop_at(limits)],
             )
             for ids, mask, limits in batches
         ]
@@ -127,8 +135,8 @@ def prepare_bare(translator: Translator, lines: list[str]) -> Callable[[], int]:
 
 
 def translate(translator: Translator, lines: list[str]) -> int:
-    report, _ = write_translations(translator, lines, LinkStream(io.BytesIO()))
-    return report.n_written
+    counts, _ = write_translations(translator, lines, StreamSink(io.BytesIO()))
+    return counts.n_written
 
 
 def show(
