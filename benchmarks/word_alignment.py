@@ -318,9 +318,8 @@ def show_limit(
         windows = split_pairs(WordAligner(encoder)._words, pairs, layout.limits)
         n_tokens = layout.count_tokens(windows).mean()
         done = 2 * weights * job.layer * n_tokens / rows[f"encoder only, {encode}"].cost(clock)
-        print(
-            f"encoder only, {encode}: {n_tokens:.1f} tokens per pair, {done / rate:.0%} of this rate"
-        )
+        share = f"{done / rate:.0%} of this rate"
+        print(f"encoder only, {encode}: {n_tokens:.1f} tokens per pair, {share}")
 
 
 def measure_matmul(encoder: Encoder, *, tiny: bool) -> float:

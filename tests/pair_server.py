@@ -1,7 +1,7 @@
-"""Starts two processes of a group as torchrun does, but forked from one that has all imports.
+"""Starts groups of two processes, like torchrun, by forking a process that has all imports.
 
-Importing takes five seconds of a process, training a tiny model one. What torchrun itself does is
-tested in tests/training/test_loop.py, tests/end_to_end/test_recipes.py and tests/cli/test_align.py.
+Imports take five seconds per process, training a tiny model one. torchrun itself is tested in
+tests/training/test_loop.py, tests/end_to_end/test_recipes.py and tests/cli/test_align.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODULES = (
 
 
 class PairServer:
-    """The process that forks; it ends when this object is closed."""
+    """The process that forks others; it ends when this object is closed."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -46,9 +46,9 @@ class PairServer:
     def run(
         self, script: Path, *arguments: object, beside: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a script in two processes; what they say is put together, one after the other.
+        """Run a script in two processes and return their output, one after the other.
 
-        It can import the modules that lie beside a file.
+        With `beside`, the script can import the modules in the folder of that file.
         """
         paths = [str(beside.parent), *filter(None, sys.path)] if beside else []
         job = {"script": str(script), "arguments": [*map(str, arguments)], "paths": paths}
@@ -57,20 +57,20 @@ class PairServer:
         assert self._process.stdout is not None
         print(json.dumps(job), file=self._process.stdin, flush=True)
         codes = json.loads(self._process.stdout.readline())
-        said = [
+        output = [
             "".join(Path(f"{script}.{rank}.{name}").read_text() for rank in range(N_PROCESSES))
             for name in ("out", "err")
         ]
         worst = next((code for code in codes if code), 0)
-        return subprocess.CompletedProcess([str(script)], worst, *said)
+        return subprocess.CompletedProcess([str(script)], worst, *output)
 
     def close(self) -> None:
-        """End the process, and wait for it."""
+        """End the process and wait for it."""
         self._process.communicate()
 
 
 def serve() -> None:
-    """Import, then run a pair of processes for every line that comes."""
+    """Import the modules, then run a pair of processes for every line of standard input."""
     for name in MODULES:
         importlib.import_module(name)
     n_threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
@@ -80,7 +80,7 @@ def serve() -> None:
 
 
 def run_pair(job: dict[str, Any]) -> list[int]:
-    """Fork two processes and give their exit codes; one that fails takes the other with it."""
+    """Fork two processes and return their exit codes; if one fails, the other is terminated."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -102,7 +102,7 @@ def run_pair(job: dict[str, Any]) -> list[int]:
 
 
 def work(job: dict[str, Any], rank: int, port: int) -> NoReturn:
-    """Be one of the two, and end."""
+    """Run the script as one of the two processes and exit."""
     code = 1
     try:
         for number, name in ((1, "out"), (2, "err")):
@@ -120,7 +120,7 @@ def work(job: dict[str, Any], rank: int, port: int) -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - whatever it is, the parent's loop must not go on here
+    except BaseException:  # noqa: BLE001 - the loop of the parent must never continue here
         traceback.print_exc()
     finally:
         sys.stdout.flush()

@@ -167,8 +167,8 @@ def test_a_list_of_bad_lines_takes_the_place_of_nothing(
 ) -> None:
     Path("in").write_text("a ||| b\n")
     for options, problem in (
-        (["--skip-bad", "in"], "in: both read and written"),
-        (["--skip-bad", "out", "-o", "out"], "out: both -o and --skip-bad (name two files)"),
+        (["--skip-bad", "in"], "in: the file is both input and output"),
+        (["--skip-bad", "out", "-o", "out"], "out: the file is both -o and --skip-bad (choose two files)"),
     ):
         assert run(["align", "in", *options]) == 2
         assert problem in capsys.readouterr().err
@@ -186,7 +186,7 @@ def test_the_closing_line(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert Path("out").read_text() == "0-0\n\n\n\n0-0\n"
     assert Path("bad").read_text() == (
-        "2\t0 separators '|||'\tno bars\n4\tinvalid UTF-8 at byte 1\t\\xff ||| x\n"
+        "2\tthe line has 0 separators '|||' instead of 1\tno bars\n4\tinvalid UTF-8 at byte 1\t\\xff ||| x\n"
     )
     assert run(["align", "in", "--skip-bad", "bad", "--format", "jsonl"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[1]) == {
@@ -217,19 +217,19 @@ def test_a_closed_pipe_is_quiet(text: bytes) -> None:
         (["nothing"], "nothing: no such file"),
         (["bad", "-o", "out"], "bad, line 2: invalid UTF-8 at byte 1"),
         (["bad"], "bad, line 2: invalid UTF-8 at byte 1"),
-        (["good", "short", "-o", "out"], "good: 4 lines, but short has 1 (line 2 has no count"),
+        (["good", "short", "-o", "out"], "good: the file has 4 lines, but short has 1 (line 2 has no count"),
         (["good", "good"], "good: both sides are the same file"),
-        (["good", "-o", "no/out"], "no/out: its folder does not exist"),
-        (["good", "-o", "good"], "good: both read and written"),
-        (["good", "--gold", "far", "-o", "far"], "far: both read and written"),
-        (["good", "--bitext", "far", "-o", "far"], "far: both read and written"),
-        (["good", "--gold", "far", "--skip-bad", "far"], "far: both read and written"),
+        (["good", "-o", "no/out"], "no/out: the file cannot be created: its folder does not exist"),
+        (["good", "-o", "good"], "good: the file is both input and output"),
+        (["good", "--gold", "far", "-o", "far"], "far: the file is both input and output"),
+        (["good", "--bitext", "far", "-o", "far"], "far: the file is both input and output"),
+        (["good", "--gold", "far", "--skip-bad", "far"], "far: the file is both input and output"),
         (["good", "--format", "xml"], "--format xml does not exist (choose from: pharaoh, jsonl"),
         (["good", "--input-format", "csv"], "--input-format csv does not exist"),
         (["good", "--method", "magic"], "--method magic does not exist (choose from: ot, itermax"),
         (["good", "--aligner", "magic"], "--aligner magic does not exist"),
         (["good", "--tokenize", "german"], "'german' does not name two languages"),
-        (["good", "--tokenize", "th-en"], "Thai puts no spaces between words"),
+        (["good", "--tokenize", "th-en"], "Thai has no spaces between words"),
         (["good", "--resume"], "--resume needs an output file (name it with -o)"),
         (["-", "--resume", "-o", "out"], "a pipe cannot be resumed"),
         (["good", "--sweep"], "--sweep needs gold links"),
@@ -238,7 +238,7 @@ def test_a_closed_pipe_is_quiet(text: bytes) -> None:
         (["good", "--gold", "short"], "short, line 1: 'one' is not a link"),
         (["good", "--gold", "few"], "few: the file has 1 lines, but good has 4 pairs"),
         (["good", "--gold", "far", "-o", "out"], "far, line 2: the link 7-0"),
-        (["good", "--gold", "few", "--gold-from-one"], "few, line 1: '0-0', but words"),
+        (["good", "--gold", "few", "--gold-from-one"], "few, line 1: '0-0' is not a link"),
         (
             ["good", "--gold", "far", "-o", "out", "--resume"],
             "--gold cannot score links of an earlier run",
@@ -266,7 +266,7 @@ def test_an_error_in_a_pipe_leaves_whole_blocks_only(
         assert run(["align", "-", *options]) == 2
         captured = capsys.readouterr()
         assert captured.out == ("" if options else "0-0\n" * 4)
-        assert "standard input, line 6: 0 separators" in captured.err
+        assert "standard input, line 6: the line has 0 separators" in captured.err
     assert names() == set()
 
 

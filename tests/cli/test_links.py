@@ -161,9 +161,9 @@ def test_bad_lines_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     Path("en-fr.tsv").write_bytes(b"a\tb\nnothing\nc\t\xff\nd\te\n")
     Path("1").write_text("0-0\n" * 4)
     command = ["en-fr.tsv", "--links", "1", "-o", "linked"]
-    fails(command, "en-fr.tsv, line 2: no tab", capsys)
+    fails(command, "en-fr.tsv, line 2: the line has no tab", capsys)
     for read in ("en-fr.tsv", "1"):
-        fails([*command, "--skip-bad", read], f"{read}: both read and written", capsys)
+        fails([*command, "--skip-bad", read], f"{read}: the file is both input and output", capsys)
     fails(
         [*command, "--skip-bad", "linked"],
         "linked: the same path is given for -o and --skip-bad",
@@ -230,7 +230,7 @@ def test_a_recipe_reads_what_is_written(
             ["en-de.tsv", "-o", "x", "--links", "l", "--links", "m"],
             "there are 2 files of links for 1 bitexts",
         ),
-        (["en-th.tsv", "-o", "x"], "en-th.tsv: Thai puts no spaces between words"),
+        (["en-th.tsv", "-o", "x"], "en-th.tsv: Thai has no spaces between words"),
         (
             ["en-de.tsv", "-o", "x", "--symmetrize", "union"],
             "fast-align supports only grow-diag-final-and",

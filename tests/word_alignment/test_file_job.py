@@ -87,7 +87,7 @@ def test_invalid_lines_give_empty_pairs(tmp_path: Path) -> None:
     text, (report, n_skipped, _) = write(pairs, block_pairs=2)
     assert text == "\n0-0\n\n\n0-0\n\n"
     assert (n_skipped, skipped.n_lines, report.n_pairs) == (4, 4, 6)
-    with pytest.raises(InputError, match="t, line 1: 0 separators"):
+    with pytest.raises(InputError, match="t, line 1: the line has 0 separators"):
         list(read_pairs(tmp_path / "t", "pipes"))
 
 
@@ -192,6 +192,7 @@ def test_a_loaded_model_two_files_and_a_sweep(text: Path, tiny_encoder: Encoder)
     assert sweep["argmax"][2] == scored.gold
 
 
+@pytest.mark.slow
 def test_the_training_stack_is_not_imported(tiny_folder: Path, text: Path) -> None:
     import subprocess
     import sys

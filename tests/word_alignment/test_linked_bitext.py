@@ -363,7 +363,7 @@ def test_existing_output_is_not_replaced() -> None:
 def test_input_is_never_overwritten() -> None:
     Path("linked").mkdir()
     Path("linked/en-de.text").write_text("a ||| b\n")
-    with pytest.raises(InputError, match=r"linked/en-de.text: .* both read and written"):
+    with pytest.raises(InputError, match=r"linked/en-de.text: .* both input and output"):
         link_bitext("linked/en-de.text", "linked", aligner=Crossing(), overwrite=True)
 
 
@@ -383,10 +383,10 @@ def test_a_foreign_report_is_not_replaced(content: str) -> None:
         (
             "a\tb\nc\td\n",
             "0-0\n0-1\n",
-            "given, line 2: .*words 0 and 1.*check --tokenized",
+            "given, line 2: .*link 0-1 .*check --tokenized",
         ),
         ("a\tb\n", "0p0\n", "given, line 1: '0p0' is not a link"),
-        ("a\tb\nc d\n", "0-0\n0-0\n", "en-de.tsv, line 2: no tab"),
+        ("a\tb\nc d\n", "0-0\n0-0\n", "en-de.tsv, line 2: the line has no tab"),
         ("", "", "en-de.tsv: the file has no sentence pairs"),
         ("\tb\n", "0-0\n", "none of its 1 pairs can be linked"),
     ],
@@ -401,7 +401,7 @@ def test_invalid_lines_are_found_before_any_work() -> None:
     for name, text in (("en-de.tsv", "a\tb\n"), ("en-fr.tsv", "a b\n")):
         Path(name).write_text(text)
     aligner = Crossing()
-    with pytest.raises(InputError, match=r"en-fr.tsv, line 1: no tab"):
+    with pytest.raises(InputError, match=r"en-fr.tsv, line 1: the line has no tab"):
         link_bitext(["en-de.tsv", "en-fr.tsv"], "linked", aligner=aligner)
     assert aligner.firsts == []
     assert not Path("linked").exists()
@@ -412,7 +412,7 @@ def test_invalid_lines_are_listed_and_left_out() -> None:
     report = make("a\tb\nno tab\nc\td\n", "0-0\n\n0-0\n", skip_bad="bad")
     assert (report.n_read, report.n_bad, report.n_kept) == (3, 1, 2)
     assert written() == [("a ||| b", "0-0"), ("c ||| d", "0-0")]
-    assert Path("bad").read_text() == "en-de.tsv\t2\tno tab\tno tab\n"
+    assert Path("bad").read_text() == "en-de.tsv\t2\tthe line has no tab\tno tab\n"
 
 
 def test_an_interrupted_run_keeps_only_finished_bitexts() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calque.algorithms.symmetrize import SYMMETRIZATIONS
@@ -50,6 +50,7 @@ def test_reads_what_is_written(
 
 
 @pytest.mark.parametrize("method", SYMMETRIZATIONS)
+@settings(max_examples=25)
 @given(both=st.lists(st.tuples(cells, cells), max_size=8), budget=st.integers(1, 500))
 def test_symmetrized_as_pair_by_pair(
     method: str, both: list[tuple[LinkSet, LinkSet]], budget: int

@@ -20,9 +20,7 @@ from calque.word_alignment.pair_windows import (
 Row = tuple[str, str, str]
 
 
-@pytest.mark.parametrize(
-    "limits", [SubwordLimits(40, 80), SubwordLimits(40, 40), SubwordLimits(12, 12)]
-)
+@pytest.mark.parametrize("sizes", [(40, 80), (40, 40), (12, 12)])
 def test_windows_cover_every_word_and_fit(
     tiny_encoder: Encoder, demo_rows: list[Row], sizes: tuple[int, int]
 ) -> None:

@@ -55,7 +55,7 @@ class AlignerOptions:
     adapt_steps: int | None = None
     save_model: Path | None = None
     languages: tuple[str, str] | None = None
-    maps: str | Path | None = None
+    maps: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("--aligner", self.aligner, ALIGNERS)
@@ -142,6 +142,8 @@ class BuiltAligner:
 
     def to_settings(self) -> RunSettings:
         """Return everything that the links depend on, for a run that may be resumed."""
+        from calque.models.language_maps import OWN_FOLDER
+
         options = self.options
         settings: dict[str, Any] = {
             "calque": version("calque"),
@@ -154,7 +156,7 @@ class BuiltAligner:
         }
         if options.languages is not None:
             settings["languages"] = "-".join(options.languages)
-        if options.maps not in (None, "beside"):
+        if options.maps not in (None, OWN_FOLDER):
             maps = Path(str(options.maps))
             settings["maps"] = fingerprint(maps if maps.is_dir() else maps.parent)
         if options.load is not None:

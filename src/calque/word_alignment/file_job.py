@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, field, fields
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast, get_args
 
 from calque.errors import InputError, check_choice
-from calque.io.bitext import BitextFormat, BitextPaths, read_bitext
+from calque.io.bitext import BitextFormat, BitextPaths, parse_language_pair, read_bitext
 from calque.io.files import (
     PathLike,
     SkippedLines,
@@ -37,7 +37,7 @@ from calque.io.resumable import (
     partial_folder,
     read_run_settings,
 )
-from calque.io.segmentation import SPACED_WORD, get_word_splitter, parse_language_pair
+from calque.io.segmentation import SPACED_WORD, get_word_splitter
 from calque.io.shards import Shard, join_shard_group
 from calque.types import SentencePair
 from calque.word_alignment import build
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 LanguagePair: TypeAlias = str | tuple[str, str]
 SplitPair: TypeAlias = Callable[[SentencePair], WordPair]
-# Called with the number of the first pair of a block, the words of the block, and its links.
-Observer: TypeAlias = Callable[[int, list[WordPair], AlignedBlock], None]
 
 INPUT_FORMATS = ("auto", "pipes", "tsv")
 # The pairs of a block are sorted by length, aligned and written together; the second limit is for
@@ -173,33 +171,33 @@ def align_file(
     check_choice("--input-format", input_format, INPUT_FORMATS)
     more = (bitext,) if isinstance(bitext, str | os.PathLike) else tuple(bitext)
     options = AlignerOptions(
-        aligner if isinstance(aligner, str) else "hybrid" if more or load else "neural",
-        model,
-        method,
-        layer,
-        encode,
-        batch_tokens,
-        device,
-        tuple(os.fspath(path) for path in more),
-        _path(save),
-        _path(load),
-        symmetrize,
-        adapt,
-        adapt_steps,
-        _path(save_model),
-        parse_pair(languages),
-        _path(maps),
+        aligner=aligner if isinstance(aligner, str) else "hybrid" if more or load else "neural",
+        model=model,
+        method=method,
+        layer=layer,
+        encode=encode,
+        batch_tokens=batch_tokens,
+        device=device,
+        bitext=tuple(os.fspath(path) for path in more),
+        save=_path(save),
+        load=_path(load),
+        symmetrize=symmetrize,
+        adapt=adapt,
+        adapt_steps=adapt_steps,
+        save_model=_path(save_model),
+        languages=parse_pair(languages),
+        maps=None if maps is None else os.fspath(maps),
     )
     split = build_splitter(parse_pair(tokenize))
     split_bitext = split if tokenize_bitext is None else build_splitter(parse_pair(tokenize_bitext))
     for path in options.bitext:
         next(scan_lines(path), None)  # a missing file is reported before any work
     job = _FileJob(
-        (src,) if tgt is None else (src, tgt),
-        cast(BitextFormat, input_format),
-        None if output is None or os.fspath(output) == "-" else Path(output),
-        _path(skip_bad),
-        resume,
+        paths=(src,) if tgt is None else (src, tgt),
+        format=cast(BitextFormat, input_format),
+        target=None if output is None or os.fspath(output) == "-" else Path(output),
+        skip_bad=_path(skip_bad),
+        resume=resume,
     )
 
     def read_more() -> Iterator[WordPair]:
@@ -208,7 +206,9 @@ def align_file(
                 yield split_bitext(SentencePair(pair.tgt, pair.src) if reverse_bitext else pair)
 
     if sweep:
-        return _sweep(job, options, split, gold, gold_from_one, writes=output is not None)
+        _check_sweep(job, options, gold, writes=output is not None)
+        known = read_gold(cast(PathLike, gold), from_one=gold_from_one)
+        return _sweep(job, options, split, known, progress)
     with join_shard_group() as shard:
         inputs = [
             os.fspath(path) for path in (*job.paths, *options.bitext, gold) if path is not None
@@ -220,16 +220,15 @@ def align_file(
         )
         scorer = None
         if gold is not None:
-            scorer = _GoldScorer(
-                read_gold(gold, from_one=gold_from_one), display_name(job.paths[0])
-            )
+            known = read_gold(gold, from_one=gold_from_one)
+            scorer = _GoldScorer(known, display_name(job.paths[0]))
         if shard.n_ranks > 1:  # an invalid line must stop all processes before they start
             total = shard.run_on_main(lambda: sum(1 for _ in job.read()))
         else:
             total = None if progress is None or not job.is_rereadable else job.count_lines()
         with ExitStack() as stack:
             pairs = job.read(stack.enter_context(job.list_skipped(shard)))
-            pairs = chain([first for first in [next(pairs, None)] if first is not None], pairs)
+            pairs = chain(list(islice(pairs, 1)), pairs)  # errors come before the model is loaded
             if aligner is None or isinstance(aligner, str):
                 built = build.build_aligner(
                     options, lambda: map(split, job.read()), read_more, progress
@@ -264,16 +263,15 @@ def align_file(
                 n_lines=total,
             )
     return AlignResult(
-        None if output is None else Path(output),
-        built.name,
-        report,
-        n_skipped,
-        n_resumed,
-        None if scorer is None else scorer.counts,
-        None,
-        built.n_training_pairs,
-        built.adapted_model,
-        shard.is_main,
+        output=None if output is None else Path(output),
+        aligner=built.name,
+        report=report,
+        n_skipped=n_skipped,
+        n_resumed=n_resumed,
+        gold=None if scorer is None else scorer.counts,
+        n_training_pairs=built.n_training_pairs,
+        adapted_model=built.adapted_model,
+        is_main=shard.is_main,
     )
 
 
@@ -474,16 +472,9 @@ class _GoldScorer:
         self.counts += count_links(aligned.links, known.sure, known.possible)
 
 
-def _sweep(
-    job: _FileJob,
-    options: AlignerOptions,
-    split: SplitPair,
-    gold: PathLike | None,
-    gold_from_one: bool,
-    *,
-    writes: bool,
-) -> AlignResult:
-    """Score every method at every layer."""
+def _check_sweep(
+    job: _FileJob, options: AlignerOptions, gold: PathLike | None, *, writes: bool
+) -> None:
     if options.aligner != "neural" or options.adapt:
         problem = "--sweep tries the layers of an encoder, and trains nothing"
         raise InputError(problem, fix="use --aligner neural without --adapt")
@@ -491,12 +482,25 @@ def _sweep(
         raise InputError("--sweep needs gold links", fix="pass them with --gold")
     if writes or job.resume or job.skip_bad is not None:
         raise InputError("--sweep writes no files", fix="drop -o, --resume and --skip-bad")
+
+
+def _sweep(
+    job: _FileJob,
+    options: AlignerOptions,
+    split: SplitPair,
+    gold: GoldLinks,
+    progress: Progress | None,
+) -> AlignResult:
+    """Score every method at every layer."""
     pairs = [split(pair) for pair in job.read()]
-    known = read_gold(gold, from_one=gold_from_one)
-    check_gold(known, len(pairs), display_name(job.paths[0]))
-    known.check_words(pairs)
+    check_gold(gold, len(pairs), display_name(job.paths[0]))
+    gold.check_words(pairs)
     aligners, layers = build.build_sweep(options)
-    counts = {name: count_layers(each, pairs, known, layers) for name, each in aligners.items()}
+    counts = {}
+    for method, aligner in aligners.items():
+        counts[method] = count_layers(aligner, pairs, gold, layers)
+        if progress is not None:
+            progress("methods", len(counts), len(aligners))
     return AlignResult(None, "sweep", AlignReport(len(pairs)), sweep=counts)
 
 

@@ -614,7 +614,7 @@ class _Linker:
         }
         for path in paths:
             if os.path.realpath(path) in inputs:
-                problem = "the file would be both read and written"
+                problem = "the file would be both input and output"
                 raise InputError(problem, file=path, fix="name another folder")
             if path.exists() and not overwrite:
                 fix = "add --overwrite, name another folder, or pass only the remaining bitexts"
