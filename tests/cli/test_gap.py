@@ -46,7 +46,7 @@ def test_all_steps_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert run(["gap", str(folder), "--steps", "--plot", str(picture)]) == 0
     shown = capsys.readouterr()
     assert [row[0] for row in read_cells(shown.out)] == ["0", "10", "1,000"]
-    assert shown.err == f"{picture}: source, others and gap by step\n"
+    assert shown.err == f"{picture}: plot of source, others and gap by step\n"
     assert picture.read_bytes().startswith(b"<?xml")
 
 
@@ -54,6 +54,6 @@ def test_a_run_without_a_probe(tmp_path: Path, capsys: pytest.CaptureFixture[str
     folder = write_run(tmp_path / "a", ROWS[1:2])
     assert run(["gap", str(folder)]) == 2
     error = capsys.readouterr().err
-    assert f"{folder}/metrics.jsonl: holds no transfer (train with a `probe`" in error
+    assert f"{folder}/metrics.jsonl: the run has no transfer scores (train with a `probe`" in error
     assert run(["gap", str(tmp_path / "none")]) == 2
     assert "no such folder" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from calque.models import loading
 def test_no_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(loading, "embedded_models", dict)
     assert run(["models"]) == 0
-    assert "No model is embedded" in capsys.readouterr().out
+    assert "This installation contains no model" in capsys.readouterr().out
 
 
 def test_the_table(

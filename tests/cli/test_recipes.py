@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from calque.cli import run
-from calque.cli.training_commands import describe
+from calque.cli.training_commands import first_sentence
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 
@@ -19,7 +19,7 @@ def test_all_are_listed_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> N
     assert len(files) > 20
     for path in files:
         assert f" {path.stem} " in shown
-        sentence = describe(path.read_text("utf-8"))
+        sentence = first_sentence(path.read_text("utf-8"))
         assert 20 < len(sentence) < 250 and sentence[0].isupper() | (sentence[0] == "`")
 
 
@@ -27,7 +27,7 @@ def test_one_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipes", "weak"]) == 0
     assert capsys.readouterr().out == (FOLDER / "weak.yaml").read_text("utf-8")
     assert run(["recipes", "week"]) == 2
-    assert "week: no such recipe (give a path, or one of adapt" in capsys.readouterr().err
+    assert "week: no such recipe (pass a YAML file or one of adapt" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,5 +36,6 @@ def test_a_file_that_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[s
     captured = capsys.readouterr()
     assert captured.out == ""
     assert (
-        captured.err == f"calque: error: {tmp_path / 'mine.yaml'}: not UTF-8 (save it as UTF-8)\n"
+        captured.err
+        == f"calque: error: {tmp_path / 'mine.yaml'}: the file is not UTF-8 (save it as UTF-8)\n"
     )

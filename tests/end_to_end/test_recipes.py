@@ -1,4 +1,4 @@
-"""Every bundled recipe, made tiny, from real sentences to a model, through the command line."""
+"""Every bundled recipe, made tiny, from real sentences to a model, by the command line."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import torch
 
 from calque.cli import run
 from calque.models.loading import build_model
-from calque.training.recipe import bundled_recipes, load_recipe
-from calque.training.step import freeze
+from calque.training.optimizer import freeze
+from calque.training.recipe_io import bundled_recipes, load_recipe
 from calque.training.telemetry import read_metrics
 
 DATA = Path(__file__).parents[1] / "data"
@@ -57,25 +57,25 @@ CHANGES: dict[str, dict[str, Any]] = {
         "objectives.1.layer": 2,
         "objectives.1.weight": 0.1,
         "objectives.2.batch_tokens": 1536,
-        "objectives.2.weight": 3,  # MLM learns slowly beside two other losses
+        "objectives.2.weight": 3,  # MLM is learned slowly beside two other losses
         "optimizer.learning_rate": "6e-3",
     },
     "xlm-align": PAIRED
     | {
         "model.start": "null",
         "engine.accumulation": 1,
-        "objectives.0.weight": 3,  # MLM learns slowly beside two other losses
+        "objectives.0.weight": 3,  # MLM is learned slowly beside two other losses
         "optimizer.learning_rate": "6e-3",
     },
     "adapt": {"model.start": "null", "objectives.0.label_layer": 1},
     "l2": {"model.start": "null", "objectives.0.hidden_weight": 0.1},
-    # A random start is not worth staying near to.
+    # The regularizer keeps the weights near their start, which is random here.
     "weak": {"model.start": "null", "objectives.0.parameter_weight": 0.01},
     "strong": {"model.start": "null", "objectives.0.parameter_weight": 0.01},
     "sentence-contrastive": PAIRED
     | {
         "model.start": "null",
-        "objectives.0.weight": 0.03,  # TLM learns slowly beside it
+        "objectives.0.weight": 0.03,  # TLM is learned slowly beside it
         "optimizer.learning_rate": "6e-3",
     },
     "linear-map": {"model.start": "null"},
@@ -87,14 +87,14 @@ CHANGES: dict[str, dict[str, Any]] = {
         "freeze_steps": 2,
         "optimizer.learning_rate": "8e-3",
     },
-    # MLM learns slowly beside it.
+    # MLM is learned slowly beside it.
     "x2s-dcca": PAIRED
     | {
         "model.start": "null",
         "objectives.1.weight": 0.03,
         "optimizer.learning_rate": "6e-3",
     },
-    # Vectors of length 1 are so near to 0 that the loss has fallen before it is first told.
+    # Vectors of length 1 are so near to 0 that the loss has fallen before it is first logged.
     "x2s-mse": PAIRED
     | {
         "model.start": "null",
@@ -125,8 +125,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 ONE_OBJECTIVE = ("xlm", "adapt", "l2", "weak", "strong", "linear-map", "mlm-only", "xlm-kd")
 ONE_OBJECTIVE += ("meta-pretrain", "metaxlm", "metaxlm-dict", "metaxlm-frozen")
 ONE_OBJECTIVE += ("translate",)
-# Their models write, and have their encoders inside.
-WRITING = ("translate", "mbart")
+# Encoder–decoders, whose encoders are in a folder inside.
+GENERATING = ("translate", "mbart")
 THREE_OBJECTIVES = ("calque-mini-align", "veco")
 
 
@@ -147,8 +147,10 @@ def _folder_with_text(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.Mon
     """A working directory as the recipes describe it.
 
     bitext/en-de.tsv.xz, text/de.txt.xz, vectors/de.vec, and linked/en-de.text beside
-    linked/en-de.links, where words at like places are linked; and a teacher of other pieces.
+    linked/en-de.links, where words at the same positions are linked; and a teacher with another
+    vocabulary. Text is prepared in this process: starting others takes longer than the work.
     """
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
     (tmp_path / "teacher").symlink_to(tiny_folder)
     for folder in ("bitext", "linked", "text", "vectors"):
         (tmp_path / folder).mkdir()
@@ -174,7 +176,7 @@ def _folder_with_text(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.Mon
 
 
 def write_vectors(path: Path, lines: list[str]) -> None:
-    """Give every word of some sentences a vector far from 0; text without spaces has characters."""
+    """Write a vector far from 0 for every word; text without spaces has characters as words."""
     sentences = [line.split("\t")[1] for line in lines]
     split = list if path.stem == "ja" else str.split
     words = list(dict.fromkeys(word for text in sentences for word in split(text)))
@@ -205,19 +207,19 @@ def test_every_bundled_recipe_is_tested() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_recipe_trains_from_text_to_model(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_recipe_trains_a_model_from_text(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
     assert run(["train", name, *options(TINY | CHANGES[name])]) == 0
     told = capfd.readouterr().err
     assert "training a tokenizer of 600 entries" in told
-    assert f"runs/{name}/model: the finished model" in told
+    assert f"runs/{name}/model: model after 24 steps" in told
     if "denoising" not in (Path("runs") / name / "recipe.yaml").read_text():
         assert "warning" not in told
     n_objectives = 3 if name in THREE_OBJECTIVES else 1 if name in ONE_OBJECTIVE else 2
     assert_learns(f"runs/{name}", n_objectives)
     model, tokenizer = f"runs/{name}/model", AutoTokenizer.from_pretrained(f"runs/{name}/model")
-    model += "/encoder" if name in WRITING else ""
+    model += "/encoder" if name in GENERATING else ""
     loaded, found = AutoModelForMaskedLM.from_pretrained(model, output_loading_info=True)
     assert not found["missing_keys"]
     assert not found["unexpected_keys"]
@@ -233,8 +235,10 @@ def test_a_recipe_trains_from_text_to_model(name: str, capfd: pytest.CaptureFixt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["veco", "mbart"])
-def test_what_was_pretrained_translates(start: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """From sentences through VECO or mBART to a translator, and to lines in another language."""
+def test_pretrained_models_are_trained_to_translate(
+    start: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From sentences over VECO or mBART to a translator, and to translated lines."""
     from transformers import EncoderDecoderModel
 
     short = TINY | {"schedule.steps": 4, "schedule.warmup": 1}
@@ -265,7 +269,7 @@ def test_what_was_pretrained_translates(start: str, capfd: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-def test_xlm_align_goes_on_from_an_aligned_model(capfd: pytest.CaptureFixture[str]) -> None:
+def test_xlm_align_starts_from_an_aligned_model(capfd: pytest.CaptureFixture[str]) -> None:
     """From the embedded model there is no warning, and its own tokenizer is used."""
     changes = {
         "model.start": "calque-mini",
@@ -305,10 +309,10 @@ FROM_DEBERTA: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FROM_DEBERTA)
-def test_recipes_go_on_from_deberta(
+def test_recipes_start_from_deberta(
     name: str, deberta_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Links found and given, maps, vectors, a teacher's guesses: what reads pairs and layers."""
+    """Self-labels, given links, maps, vectors and a teacher: what reads pairs and layers."""
     from transformers import AutoModelForMaskedLM
 
     Path("deberta").symlink_to(deberta_folder)
@@ -329,27 +333,27 @@ def test_recipes_go_on_from_deberta(
 
 
 @pytest.mark.slow
-def test_linear_maps_are_solved_from_text_in_one_pass(capfd: pytest.CaptureFixture[str]) -> None:
-    """The same recipe with another solver; the model is used with its maps, and without."""
+def test_linear_maps_are_solved_in_one_pass(capfd: pytest.CaptureFixture[str]) -> None:
+    """The same recipe with another solver; the model is used with and without its maps."""
     changes = TINY | CHANGES["linear-map"] | {"objectives.0.solver": "procrustes"}
     assert run(["train", "linear-map", "-o", "solved", *options(changes)]) == 0
     told = capfd.readouterr().err
     assert "training a tokenizer of 600 entries" in told
-    assert "de: " in told and "ja: " in told and " links, ‖s − tW‖² " in told
+    assert "de: " in told and "ja: " in told and " links, mean ‖s − tW‖² " in told
     Path("lines.txt").write_text("Das Gerücht könnte wahr sein.\n")
     embed = ["embed", "lines.txt", "--model", "solved/model", "--device", "cpu", "--layer", "1"]
     assert run([*embed, "-o", "raw.npy"]) == 0
-    assert run([*embed, "-o", "mapped.npy", "--map-from", "de"]) == 0
+    assert run([*embed, "-o", "mapped.npy", "--language", "de"]) == 0
     raw, mapped = np.load("raw.npy"), np.load("mapped.npy")
     assert not np.allclose(raw, mapped, atol=1e-2)
     assert np.linalg.norm(raw) == pytest.approx(np.linalg.norm(mapped), rel=1e-5)  # a rotation
 
 
 @pytest.mark.slow
-def test_a_cross_lingual_model_grows_out_of_a_monolingual_one(
+def test_monolingual_model_becomes_cross_lingual(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """MetaXLM's whole way: one language, a new vocabulary, many languages; and KD beside it."""
+    """All phases of MetaXLM: one language, a new vocabulary, many languages; and distillation."""
     from safetensors.torch import load_file
     from transformers import AutoTokenizer
 
@@ -365,8 +369,8 @@ def test_a_cross_lingual_model_grows_out_of_a_monolingual_one(
     short = TINY | {"schedule.steps": 8, "telemetry.every": 2}
     for name in ("metaxlm", "metaxlm-dict", "metaxlm-frozen"):
         assert run(["train", name, "--prepared", "prepared", *options(short)]) == 0
-    taught = {"tokenizer.path": "prepared/tokenizer", "objectives.0.teacher": mono}
-    changes = options(short | taught | {"objectives.0.languages": "[de]"})
+    teacher_labeled = {"tokenizer.path": "prepared/tokenizer", "objectives.0.teacher": mono}
+    changes = options(short | teacher_labeled | {"objectives.0.languages": "[de]"})
     assert run(["train", "xlm-kd", "--prepared", "prepared", *changes]) == 0
     assert "warning" not in capfd.readouterr().err
     before = load_file(f"{mono}/model.safetensors")
@@ -386,7 +390,7 @@ def test_a_cross_lingual_model_grows_out_of_a_monolingual_one(
 
 
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "bert"])
-def test_a_frozen_body_is_all_layers_and_nothing_else(kind: str) -> None:
+def test_frozen_body_is_all_layers_and_nothing_else(kind: str) -> None:
     from transformers import AutoConfig
 
     sizes = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 20}
@@ -399,8 +403,8 @@ def test_a_frozen_body_is_all_layers_and_nothing_else(kind: str) -> None:
     assert "embeddings" in learning and len(learning) > 1
 
 
-def test_recipes_of_one_paper_differ_where_they_say() -> None:
-    """Runs of metaxlm and its variants are compared: what is not their point is the same."""
+def test_recipes_of_one_paper_differ_in_their_point_only() -> None:
+    """Runs of metaxlm and its variants are compared, so everything else must be the same."""
     plain = load_recipe("metaxlm").model_dump()
     apart = {
         "metaxlm-dict": {"model"},
@@ -410,9 +414,12 @@ def test_recipes_of_one_paper_differ_where_they_say() -> None:
     for name, sections in apart.items():
         other = load_recipe(name).model_dump()
         assert {key for key in plain if plain[key] != other[key]} == {"name", *sections}
-    taught, bare = load_recipe("xlm-kd").objectives[0], load_recipe("metaxlm").objectives[0]
+    distilled, plain_mlm = (
+        load_recipe("xlm-kd").objectives[0],
+        load_recipe("metaxlm").objectives[0],
+    )
     for key in ("probability", "batch_tokens", "batch_examples", "weight"):
-        assert getattr(taught, key) == getattr(bare, key)
+        assert getattr(distilled, key) == getattr(plain_mlm, key)
     assert plain["data"]["alpha"] == 0.7
     assert plain["optimizer"] == {
         "learning_rate": 1e-4,
@@ -453,7 +460,7 @@ def test_another_vocabulary_size_trains_another_tokenizer(
         assert len(content["model"]["vocab"]) <= size
 
 
-def test_paths_are_found_beside_the_recipe_and_here(
+def test_paths_start_from_the_recipe_or_the_working_directory(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start, a tokenizer and text beside the recipe; more text in the working directory."""
@@ -479,14 +486,14 @@ def test_paths_are_found_beside_the_recipe_and_here(
     corpora = json.loads(Path("run/text/prepared.json").read_text())["corpora"]
     assert [name.partition(".")[0] for name in corpora] == ["de", "en-de", "en-ja"]
     assert json.loads(Path("run/model/config.json").read_text())["num_hidden_layers"] == 4
-    # From elsewhere, and without its sources, a run goes on by the recipe it wrote down.
+    # From elsewhere, and without its sources, a run is resumed with the recipe that it wrote.
     monkeypatch.chdir(tmp_path)
     (here / "bitext").rename(here / "gone")
     assert run(["train", "here/run/recipe.yaml", "-o", "here/run", "--resume"]) == 0
 
 
 @pytest.mark.parametrize("start", [True, False])
-def test_a_model_that_is_too_short_is_known_before_text_is_prepared(
+def test_too_short_model_is_an_error_before_text_is_prepared(
     start: bool, tiny_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     changes = {"model.start": str(tiny_folder)} if start else {"model.positions": 128}
@@ -499,27 +506,33 @@ def test_a_model_that_is_too_short_is_known_before_text_is_prepared(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "nope"], "nope: no such recipe (give a path, or one of adapt, calque-mini"),
+        (["train", "nope"], "nope: no such recipe (pass a YAML file or one of adapt, calque-mini"),
         (
             ["train", "xlm", "--set", "schedule.stepz=1"],
             "schedule.stepz: unknown key; did you mean",
         ),
-        (["train", "xlm", "--resume"], "runs/xlm: no checkpoint to resume from (drop --resume)"),
-        (["train", "xlm", "--prepared", "bitext"], "bitext: not a folder of prepared text"),
+        (
+            ["train", "xlm", "--resume"],
+            "runs/xlm: there is no checkpoint to resume from",
+        ),
+        (["train", "xlm", "--prepared", "bitext"], "bitext: this is not a folder of prepared text"),
         (["train", "xlm", "--set", "data.sources.0.path=no/*.xz"], "no/*.xz: no such file"),
-        (["train", "xlm", "--set", "data.sources=[]"], "the recipe names no text"),
+        (["train", "xlm", "--set", "data.sources=[]"], "the recipe has no text"),
         (
             ["train", "xlm", "--set", "schedule.steps=100"],
             "warmup=10000 exceeds steps=100: set schedule.warmup, too",
         ),
         (
             ["train", "calque-mini-align", "--set", "data.sources.0.links=linked/en-de.links"],
-            "linked/en-de.links: 1 files of links for 2 bitexts (correct the paths",
+            "linked/en-de.links: there are 1 files of links for 2 bitexts (correct",
         ),
-        (["prepare", "xlm", "-o", "x", "--set", "model.start=./no/x"], "./no/x: no such folder"),
+        (
+            ["prepare", "xlm", "-o", "x", "--set", "model.start=./no/x"],
+            "./no/x: there is no such folder",
+        ),
     ],
 )
-def test_mistakes_are_one_line_and_exit_2(
+def test_errors_are_one_line_and_exit_2(
     arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run(arguments) == 2
@@ -529,14 +542,14 @@ def test_mistakes_are_one_line_and_exit_2(
     assert not Path("runs/xlm/model").exists()
 
 
-def test_a_used_run_is_refused_before_any_work(capfd: pytest.CaptureFixture[str]) -> None:
+def test_folder_with_a_run_is_an_error_before_any_work(capfd: pytest.CaptureFixture[str]) -> None:
     changes = options(TINY | {"schedule.steps": 2, "schedule.warmup": 0})
     assert run(["train", "xlm", *changes]) == 0
     capfd.readouterr()
     assert run(["train", "xlm", *changes]) == 2
-    assert "runs/xlm: this folder holds a run (give --resume or" in capfd.readouterr().err
+    assert "runs/xlm: the folder contains a run (use --resume or" in capfd.readouterr().err
     assert run(["train", "xlm", *changes, "--resume", "--set", "seed=5"]) == 2
-    assert "this run was made with another recipe" in capfd.readouterr().err
+    assert "written with another value of: recipe" in capfd.readouterr().err
     assert run(["train", "xlm", *changes, "--resume"]) == 0
 
 
@@ -548,7 +561,7 @@ def find_port() -> int:
 
 
 @pytest.mark.slow
-def test_under_torchrun_one_process_prepares_and_all_train() -> None:
+def test_torchrun_prepares_in_one_process_and_trains_in_all() -> None:
     changes = options(TINY | PAIRED | {"schedule.steps": 4, "telemetry.every": 1})
     launcher = ["torch.distributed.run", "--nproc_per_node", "2"]
     launcher += ["--master_port", str(find_port())]
@@ -561,6 +574,6 @@ def test_under_torchrun_one_process_prepares_and_all_train() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    for line in ("training a tokenizer", "two/model: the finished model", "step 4/4 "):
+    for line in ("training a tokenizer", "two/model: model after 4 steps", "step 4/4 "):
         assert done.stderr.count(line) == 1, done.stderr
     assert [row["step"] for row in read_metrics(Path("two/metrics.jsonl"))][:4] == [1, 2, 3, 4]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from calque.training.recipe import Recipe, apply_override, check_recipe
+from calque.training.recipe import Recipe
+from calque.training.recipe_io import apply_setting, parse_recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -20,7 +21,7 @@ MakeRecipe = Callable[..., Recipe]
 TrainInTwo = Callable[..., subprocess.CompletedProcess[str]]
 
 MAIN = "from calque.cli import main\nmain()\n"
-# FSDP wants several GPUs, and is told here that there are.
+# Accelerate shards on GPUs only; torch itself also shards on CPUs, over gloo.
 SHARDED = """
 from accelerate import PartialState
 from accelerate.utils import DistributedType
@@ -52,7 +53,7 @@ TINY: dict[str, Any] = {
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny matrices are slower on several threads, far slower where others use the cores."""
+    """Use one thread: tiny matrices are slower on several ones."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -61,13 +62,13 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_recipe() -> MakeRecipe:
-    """Make the tiny recipe with changes such as `schedule.steps=4`."""
+    """Return a function that builds the tiny recipe with changes such as `schedule.steps=4`."""
 
     def make(*changes: str) -> Recipe:
         content = deepcopy(TINY)
         for change in changes:
-            apply_override(content, change)
-        return check_recipe(content, "the tiny recipe")
+            apply_setting(content, change)
+        return parse_recipe(content, "the tiny recipe")
 
     return make
 
@@ -78,7 +79,7 @@ def tiny_text(
     tiny_tokenizer: PreTrainedTokenizerFast,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """The demo's sentences as prepared bitext, one corpus a language."""
+    """The demo's sentences as prepared bitext, one corpus per language."""
     from calque.io.cleaning import CleaningRules
     from calque.tokens.prepare import TextSource, prepare_corpora
 
@@ -94,16 +95,16 @@ def tiny_text(
 
 
 @pytest.fixture(scope="session")
-def train_in_two(pair_server: Any) -> TrainInTwo:
-    """Train into FOLDER/run by two processes, in copies or in shards."""
+def train_in_two(fork_server: Any) -> TrainInTwo:
+    """Train into FOLDER/run by two processes, with DDP or FSDP."""
 
     def launch(
-        folder: Path, recipe: Recipe, text: Path, *, sharded: bool = False
+        folder: Path, recipe: Recipe, text: Path, *, sharded: bool = False, resume: bool = False
     ) -> subprocess.CompletedProcess[str]:
         folder.mkdir(exist_ok=True)
         (folder / "main.py").write_text((SHARDED if sharded else "") + MAIN)
         (folder / "r.yaml").write_text(recipe.to_yaml())
         options = ["train", folder / "r.yaml", "-o", folder / "run", "--prepared", text]
-        return pair_server.run(folder / "main.py", *options)
+        return fork_server.run(folder / "main.py", *options, *(["--resume"] if resume else []))
 
     return launch

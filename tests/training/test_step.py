@@ -1,24 +1,20 @@
-"""One step: weighted sums, names, freezing, and which weights decay."""
+"""One training step: weighted losses, names of objectives, and the check for finite values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
-from calque.errors import InputError
-from calque.models.encoder import Encoder
 from calque.objectives.base import Objective
-from calque.training.recipe import Recipe
-from calque.training.step import TrainStep, build_optimizer, freeze, name_objectives
+from calque.training.step import Diverged, NonfiniteGuard, TrainStep, name_objectives
 from calque.types import LossTerms
 
-MakeRecipe = Callable[..., Recipe]
+GOOD = torch.tensor(1.5)
 
 
 class Multiple(Objective):
@@ -39,31 +35,31 @@ def make_step(*parts: tuple[str, float]) -> TrainStep:
     return TrainStep(encoder, objectives)
 
 
-def test_losses_are_summed_by_weight_and_told_apart() -> None:
+def test_losses_are_summed_by_weight() -> None:
     step = make_step(("a", 1.0), ("b", 0.5))
-    total, figures = step([torch.tensor(3.0), torch.tensor(10.0)])
+    total, metrics = step([torch.tensor(3.0), torch.tensor(10.0)])
     assert total.item() == 6.0 + 0.5 * 20.0
-    assert {k: v.item() for k, v in figures.items()} == {
+    assert {k: v.item() for k, v in metrics.items()} == {
         "a": 6.0,
         "a/twice": 12.0,
         "b": 20.0,
         "b/twice": 40.0,
     }
-    assert not any(value.requires_grad for value in figures.values())
+    assert not any(value.requires_grad for value in metrics.values())
     torch.autograd.backward(total)
     gradients = [parameter.grad for parameter in step.objectives.parameters()]
     assert gradients == [torch.tensor(3.0), torch.tensor(5.0)]
 
 
-def test_an_objective_without_a_batch_is_left_out() -> None:
+def test_objective_without_a_batch_is_left_out() -> None:
     step = make_step(("a", 1.0), ("a", 0.5))
-    total, figures = step([None, torch.tensor(10.0)])
+    total, metrics = step([None, torch.tensor(10.0)])
     assert total.item() == 10.0
-    assert list(figures) == ["a_2", "a_2/twice"]
+    assert list(metrics) == ["a_2", "a_2/twice"]
 
 
 class Prepared(Multiple):
-    """An objective that adds to its batch what the encoder says."""
+    """An objective that adds a bias of the encoder to its batch."""
 
     def prepare(self, encoder: Any, batch: Tensor) -> Tensor:
         return batch + encoder.bias.detach()[0]
@@ -83,60 +79,41 @@ def test_objectives_of_one_kind_are_numbered() -> None:
     assert name_objectives(kinds) == ["mlm_1", "tlm", "mlm_2"]
 
 
-def test_freezing_by_pattern(tiny_encoder: Encoder) -> None:
-    encoder = deepcopy(tiny_encoder)
-    n_frozen = freeze(encoder, ["*.embeddings.*", "*.layer.0.*"])
-    named = dict(encoder.named_parameters())
-    frozen = {name for name, parameter in named.items() if not parameter.requires_grad}
-    expected = {n for n in named if ".embeddings." in n or ".layer.0." in n}
-    assert frozen - expected <= {"model.lm_head.decoder.weight"}  # the embeddings by another name
-    assert expected <= frozen
-    assert not encoder.model.get_input_embeddings().weight.requires_grad
-    assert 0 < len(frozen) < len(named)
-    assert n_frozen == sum(named[name].numel() for name in frozen)
-    assert freeze(encoder, []) == n_frozen
+@pytest.fixture
+def guard() -> NonfiniteGuard:
+    return NonfiniteGuard(Accelerator(cpu=True))
 
 
-def test_a_pattern_that_matches_nothing_is_refused(tiny_encoder: Encoder) -> None:
-    encoder = deepcopy(tiny_encoder)
+def test_finite_numbers_pass(guard: NonfiniteGuard) -> None:
+    guard.check()
+    guard.record(1, {"masked_lm": GOOD, "masked_lm/accuracy": GOOD}, {"masked_lm": 0})
+    guard.record(1, {"the gradient": GOOD}, {})
+    guard.check()
+    guard.check()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_first_bad_value_is_named(guard: NonfiniteGuard, value: float) -> None:
+    bad = torch.tensor(value)
+    batches = {"masked_lm": 16, "translation_lm": 17}
+    guard.record(8, {"masked_lm": GOOD, "translation_lm": GOOD}, batches)
+    guard.record(9, {"masked_lm": GOOD, "translation_lm": bad}, batches)
+    guard.record(9, {"the gradient": bad}, {})
     with pytest.raises(
-        InputError, match=r"freeze: '\*\.layer\.7\.\*' matches no parameter.*model\."
+        Diverged, match=r"^translation_lm is not finite at step 9, batch 17 of its stream \(lower"
     ):
-        freeze(encoder, ["*.embeddings.*", "*.layer.7.*"])
+        guard.check()
+    guard.check()
 
 
-@pytest.mark.parametrize("patterns", [["!*.layer.0.*"], ["*.embeddings.*", "!*.layer.0.*"]])
-def test_a_pattern_that_takes_nothing_back_is_refused(
-    patterns: list[str], tiny_encoder: Encoder
-) -> None:
-    """As if `!…` alone meant that all else is frozen: nothing would be, without a word."""
-    problem = r"freeze: '!\*\.layer\.0\.\*' takes nothing back \(.*such as 'model\.\*'\)"
-    with pytest.raises(InputError, match=problem):
-        freeze(deepcopy(tiny_encoder), patterns)
+def test_metric_is_reported_with_the_batch_of_its_objective(guard: NonfiniteGuard) -> None:
+    guard.record(2, {"mlm": GOOD, "mlm/accuracy": torch.tensor(torch.nan)}, {"mlm": 5})
+    with pytest.raises(Diverged, match=r"^mlm/accuracy is not finite at step 2, batch 5"):
+        guard.check()
 
 
-def test_matrices_decay_and_vectors_do_not(tiny_encoder: Encoder, tiny_recipe: MakeRecipe) -> None:
-    encoder = deepcopy(tiny_encoder)
-    settings = tiny_recipe(
-        "optimizer.weight_decay=0.3", "optimizer.betas=[0.8, 0.95]", "optimizer.epsilon=1e-7"
-    ).optimizer
-    optimizer = build_optimizer(encoder, settings)
-    decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
-    assert len(decay) == len(list(encoder.parameters()))
-    for name, parameter in encoder.named_parameters():
-        plain = name.endswith("bias") or "LayerNorm" in name or "layer_norm" in name
-        assert decay[id(parameter)] == (0.0 if plain else 0.3), name
-    for group in optimizer.param_groups:
-        assert (group["betas"], group["eps"]) == ((0.8, 0.95), 1e-7)
-
-
-def test_frozen_weights_are_not_optimised(tiny_encoder: Encoder, tiny_recipe: MakeRecipe) -> None:
-    encoder = deepcopy(tiny_encoder)
-    freeze(encoder, ["*weight"])
-    (group,) = build_optimizer(encoder, tiny_recipe().optimizer).param_groups
-    assert {id(p) for p in group["params"]} == {
-        id(p) for n, p in encoder.named_parameters() if n.endswith("bias")
-    }
-    freeze(encoder, ["*"])
-    with pytest.raises(InputError, match="every parameter is frozen"):
-        build_optimizer(encoder, tiny_recipe().optimizer)
+def test_gradient_is_reported_without_a_batch(guard: NonfiniteGuard) -> None:
+    guard.record(2, {"mlm": GOOD.bfloat16()}, {"mlm": 5})
+    guard.record(2, {"the gradient": torch.tensor(torch.inf)}, {})
+    with pytest.raises(Diverged, match=r"^the gradient is not finite at step 2 \("):
+        guard.check()

@@ -1,9 +1,9 @@
-"""Maps in closed form from real text: one pass, the same for any number of processes, and exact."""
+"""Linear maps: exact in one pass, the same for any number of processes, or learned by steps."""
 
 from __future__ import annotations
 
 import json
-import signal
+import logging
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -15,16 +15,19 @@ import pytest
 import scipy.linalg
 import torch
 from safetensors.torch import load_file
+from tests.training.run_helpers import assert_same_run, interrupt_at
 
 import calque
 from calque.cli import run
 from calque.errors import InputError
 from calque.models.language_maps import load_maps
-from calque.tokens.streams import Place, load_batches
-from calque.training import closed_form as map_fitting
+from calque.tokens.streams import StreamPosition, load_batches
+from calque.training import closed_form
 from calque.training.closed_form import MapFit, OnePass, fit_maps, is_closed_form
-from calque.training.loop import Interrupted, Trainer, train
+from calque.training.loop import train
 from calque.training.recipe import Recipe
+from calque.training.recipe_io import load_recipe
+from calque.training.run import Run
 from calque.training.telemetry import read_metrics
 
 if TYPE_CHECKING:
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
 MakeRecipe = Callable[..., Recipe]
 TrainInTwo = Callable[..., subprocess.CompletedProcess[str]]
 
-# Layers of 8 × 16, so that there are many more links than directions.
+
+# Layers of 8 × 16, so that there are many more links than dimensions.
 CHANGES = (
     "model.hidden=16",
     "model.intermediate=32",
@@ -86,11 +90,13 @@ def procrustes(
     recipe: MakeRecipe, linked_text: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     folder = tmp_path_factory.mktemp("fits") / "procrustes"
-    assert fit_maps(recipe("procrustes"), linked_text, folder) == folder / "model"
+    result = train(recipe("procrustes"), output=folder, prepared=linked_text)
+    assert (result.model, result.best_score) == (folder / "model", None)
+    assert result.step > 3
     return folder
 
 
-# Every example once.
+# Every example once
 
 
 def count_examples(streams: list[Any]) -> Counter[tuple[int, ...]]:
@@ -105,7 +111,7 @@ def count_examples(streams: list[Any]) -> Counter[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("n_ranks", "n_workers"), [(1, 0), (2, 0), (3, 0), (2, 2)])
-def test_every_example_comes_exactly_once(
+def test_every_example_is_read_exactly_once(
     n_ranks: int,
     n_workers: int,
     recipe: MakeRecipe,
@@ -113,7 +119,7 @@ def test_every_example_comes_exactly_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(map_fitting, "BLOCK_SIZE", 7)  # several blocks, some of them not full
+    monkeypatch.setattr(closed_form, "BLOCK_SIZE", 7)  # several blocks, some of them not full
     pair = MapFit(recipe("procrustes", "data.alpha=0.1"), linked_text, tmp_path).stream
     for stream in (pair.training, pair.validation):
         assert stream is not None
@@ -131,13 +137,15 @@ def test_every_example_comes_exactly_once(
                     for k in range(len(corpus))
                 )
         assert count_examples(loaders) == expected
-        numbers = [place.count for place, _ in everything.walk(Place(), lambda number: True)]
+        numbers = [
+            place.count for place, _ in everything.walk(StreamPosition(), lambda number: True)
+        ]
         assert numbers == list(range(1, everything.count_batches() + 1))
     n_usable = sum(len(corpus) for corpus in pair.training.corpora)
     assert n_usable == pair.n_examples
 
 
-# Exact maps.
+# Exact maps
 
 
 def read_all_links(folder: Path, text: Path, layer: int, language: str) -> tuple[Any, Any]:
@@ -147,7 +155,7 @@ def read_all_links(folder: Path, text: Path, layer: int, language: str) -> tuple
     from calque.tokens.linked import unpack_links
 
     model = AutoModelForMaskedLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
-    recipe = Recipe.model_validate(_read_yaml(folder / "recipe.yaml"))
+    recipe = load_recipe(folder / "recipe.yaml")
     fit = MapFit(recipe, text, folder / "other")
     rows: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for corpus in fit.stream.training.corpora:
@@ -168,21 +176,15 @@ def read_all_links(folder: Path, text: Path, layer: int, language: str) -> tuple
     return src, tgt
 
 
-def _read_yaml(path: Path) -> Any:
-    import yaml
-
-    return yaml.safe_load(path.read_text())
-
-
 @pytest.mark.parametrize(("layer", "language"), [(0, "de"), (2, "de"), (1, "fr")])
-def test_procrustes_is_scipys_on_all_links(
+def test_procrustes_equals_scipy_on_all_links(
     layer: int, language: str, procrustes: Path, linked_text: Path
 ) -> None:
     src, tgt = read_all_links(procrustes, linked_text, layer, language)
     expected, _ = scipy.linalg.orthogonal_procrustes(tgt, src)
     maps = load_maps(procrustes / "model", 16, 2)
     found = maps.maps[maps.languages.index(language), layer].numpy()
-    # Fresh layer norms leave one direction out, where SciPy turns as it likes and Calque does not.
+    # Untrained layer norms leave one direction empty, where SciPy's rotation is arbitrary.
     left_out = np.ones((16, 16)) / 16
     assert np.abs(src @ left_out).max() < 1e-5
     np.testing.assert_allclose(found - left_out @ found, expected - left_out @ expected, atol=2e-4)
@@ -198,7 +200,7 @@ def test_procrustes_is_scipys_on_all_links(
     )
 
 
-def test_least_squares_is_numpys_on_all_links(
+def test_least_squares_equals_numpy_on_all_links(
     recipe: MakeRecipe, linked_text: Path, tmp_path: Path, procrustes: Path
 ) -> None:
     fit_maps(recipe("least_squares"), linked_text, tmp_path)
@@ -212,7 +214,7 @@ def test_least_squares_is_numpys_on_all_links(
             assert free < bound
 
 
-def test_the_encoder_is_what_it_was(
+def test_encoder_is_unchanged(
     recipe: MakeRecipe, linked_text: Path, procrustes: Path, tmp_path: Path
 ) -> None:
     before = MapFit(recipe("procrustes"), linked_text, tmp_path).encoder.model.state_dict()
@@ -225,7 +227,7 @@ def test_the_encoder_is_what_it_was(
     assert not found["missing_keys"] and not found["unexpected_keys"]
 
 
-def test_what_is_told_and_kept(procrustes: Path) -> None:
+def test_losses_are_recorded_and_stored(procrustes: Path) -> None:
     maps = calque.load(procrustes / "model", "cpu", maps=True).maps
     assert maps is not None
     assert (maps.languages, maps.layers, maps.pivot) == (("de", "fr"), (0, 1, 2), "en")
@@ -241,38 +243,37 @@ def test_what_is_told_and_kept(procrustes: Path) -> None:
     assert "links" in read_metrics(procrustes / "metrics.jsonl")[0]
 
 
-def test_text_without_validation_will_do(
-    recipe: MakeRecipe, linked_text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_validation_text_is_optional(
+    recipe: MakeRecipe, linked_text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     changes = ("data.validation_examples=0", "objectives.0.layers=[1]", "objectives.0.words=mean")
-    fit_maps(recipe("procrustes", *changes), linked_text, tmp_path)
+    with caplog.at_level(logging.INFO, "calque"):
+        train(recipe("procrustes", *changes), output=tmp_path, prepared=linked_text)
     about = load_maps(tmp_path / "model", 16, 2).about
     assert "validation" not in about
     assert about["words"] == "mean"
-    assert capfd.readouterr().err.count(", in training\n") == 2
+    assert sum(text.endswith(" on the training text") for text in caplog.messages) == 2
 
 
-def test_what_cannot_be_solved_is_refused(
+def test_impossible_recipes_are_errors(
     recipe: MakeRecipe, tiny_recipe: MakeRecipe, linked_text: Path, tiny_text: Path, tmp_path: Path
 ) -> None:
     mixed = recipe(
         "procrustes", "objectives=[{kind: masked_lm}, {kind: linear_map, solver: procrustes}]"
     )
-    with pytest.raises(InputError, match="goes with no other objective"):
+    with pytest.raises(InputError, match="cannot be combined with other objectives"):
         is_closed_form(mixed)
-    with pytest.raises(InputError, match="solver=procrustes takes one pass, not steps"):
-        train(recipe("procrustes"), linked_text, tmp_path)
-    with pytest.raises(InputError, match="no maps to solve"):
-        fit_maps(recipe("gradient"), linked_text, tmp_path)
+    with pytest.raises(InputError, match="cannot be combined with gradient steps"):
+        Run(recipe("procrustes"), linked_text, tmp_path)
     with pytest.raises(InputError, match="no linked bitext"):
         fit_maps(recipe("procrustes"), tiny_text, tmp_path)
     assert not (tmp_path / "model").exists()
     (tmp_path / "model").mkdir()
-    with pytest.raises(InputError, match="holds a model"):
+    with pytest.raises(InputError, match="contains a model"):
         fit_maps(recipe("procrustes"), linked_text, tmp_path)
 
 
-def test_a_language_without_links_is_named(
+def test_language_without_links_is_an_error(
     recipe: MakeRecipe, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     from calque.io.cleaning import CleaningRules
@@ -290,56 +291,56 @@ def test_a_language_without_links_is_named(
     assert not (tmp_path / "run" / "model").exists()
 
 
-# The command line.
+# The command line
 
 
-def test_the_command_solves_and_cannot_resume(
+def test_command_solves_and_cannot_resume(
     recipe: MakeRecipe, linked_text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "r.yaml").write_text(recipe("gradient").to_yaml())
     command = ["train", str(tmp_path / "r.yaml"), "-o", str(tmp_path / "run")]
     command += ["--prepared", str(linked_text), "--set", "objectives.0.solver=procrustes"]
     assert run([*command, "--resume"]) == 2
-    assert "maps are solved in one pass (drop --resume" in capfd.readouterr().err
+    assert "maps are computed in one pass, which cannot be resumed (start" in capfd.readouterr().err
     assert run(command) == 0
     told = capfd.readouterr().err
-    assert f"{tmp_path}/run/model: the finished model" in told
-    assert "de: " in told and " links, ‖s − tW‖² " in told
+    assert f"{tmp_path}/run/model: model after " in told
+    assert "de: " in told and " links, mean ‖s − tW‖² " in told
     assert run(command) == 2
-    assert "this folder holds a model" in capfd.readouterr().err
+    assert "the folder contains a model" in capfd.readouterr().err
     Path(tmp_path / "de.txt").write_text("Guten Morgen!\n", "utf-8")
     embed = ["embed", str(tmp_path / "de.txt"), "--model", str(tmp_path / "run" / "model")]
     embed += ["--device", "cpu", "--layer", "2"]
-    for name, more in (("raw", []), ("de", ["--map-from", "de"]), ("en", ["--map-from", "en"])):
+    for name, more in (("raw", []), ("de", ["--language", "de"]), ("en", ["--language", "en"])):
         assert run([*embed, "-o", str(tmp_path / f"{name}.npy"), *more]) == 0
     raw, mapped, kept = (np.load(tmp_path / f"{name}.npy") for name in ("raw", "de", "en"))
     maps = load_maps(tmp_path / "run" / "model", 16, 2)
     np.testing.assert_allclose(mapped, maps.apply(raw, "de", 2), atol=1e-5)
     np.testing.assert_array_equal(kept, raw)
     capfd.readouterr()
-    assert run([*embed, "-o", str(tmp_path / "x.npy"), "--map-from", "ja"]) == 2
-    assert "no map of 'ja' (there are maps of de fr; en needs none)" in capfd.readouterr().err
+    assert run([*embed, "-o", str(tmp_path / "x.npy"), "--language", "ja"]) == 2
+    assert "there is no map of 'ja'" in capfd.readouterr().err
     assert run([*embed, "-o", str(tmp_path / "x.npy"), "--maps", "beside"]) == 2
-    assert "--maps without --map-from" in capfd.readouterr().err
+    assert "maps are given, but not the language of the text" in capfd.readouterr().err
 
 
-def test_links_and_scores_with_maps(
+def test_align_and_evaluate_with_maps(
     procrustes: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = str(procrustes / "model")
     (tmp_path / "de-en.text").write_text("das Haus ||| the house\n")
     (tmp_path / "de-en.gold").write_text("0-0 1-1\n")
     align = ["align", str(tmp_path / "de-en.text"), "--model", model, "--device", "cpu"]
-    assert run([*align, "--map-from", "de-en", "-o", str(tmp_path / "links")]) == 0
+    assert run([*align, "--languages", "de-en", "-o", str(tmp_path / "links")]) == 0
     assert (tmp_path / "links").read_text().count("\n") == 1
-    assert run([*align, "--map-from", "de-en", "--maps", model, "-o", str(tmp_path / "two")]) == 0
+    assert run([*align, "--languages", "de-en", "--maps", model, "-o", str(tmp_path / "two")]) == 0
     assert (tmp_path / "two").read_text() == (tmp_path / "links").read_text()
     for options, message in (
-        (["--map-from", "ja-en"], "no map of 'ja'"),
-        (["--maps", model], "--maps with --aligner neural (name the languages"),
-        (["--map-from", "de-en", "--encode", "joint"], "maps are of sentences read apart"),
-        (["--map-from", "de-en", "--adapt"], "maps do not fit an adapted encoder"),
-        (["--map-from", "de-en", "--aligner", "hybrid"], "maps are for neural"),
+        (["--languages", "ja-en"], "no map of 'ja'"),
+        (["--maps", model], "--maps cannot be used here"),
+        (["--languages", "de-en", "--encode", "joint"], "encoded separately"),
+        (["--languages", "de-en", "--adapt"], "the maps do not fit an adapted encoder"),
+        (["--languages", "de-en", "--aligner", "hybrid"], "choose --aligner neural"),
     ):
         capfd.readouterr()
         assert run([*align, *options]) == 2
@@ -352,13 +353,13 @@ def test_links_and_scores_with_maps(
     assert all(score["variant"].startswith("mapped, ") for score in scores)
 
 
-# Steps instead of one pass, by the same recipe.
+# Steps instead of one pass
 
 
 @pytest.fixture(scope="module")
 def steps(recipe: MakeRecipe, linked_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fits") / "steps"
-    train(recipe("gradient", "schedule.steps=12"), linked_text, folder)
+    train(recipe("gradient", "schedule.steps=12"), output=folder, prepared=linked_text)
     return folder
 
 
@@ -379,40 +380,27 @@ def test_steps_learn_maps_and_leave_the_encoder(steps: Path, procrustes: Path) -
     assert trained == ["optimizer.objectives.0.maps.exp_avg"]
 
 
-def test_interrupted_steps_go_on_bit_identically(
+def test_interrupted_steps_resume_bit_identically(
     recipe: MakeRecipe,
     linked_text: Path,
     steps: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The best maps so far are kept across the interruption, and the losses they had."""
-    take_step = Trainer._take_step
-
-    def interrupted(self: Trainer, loaders: Any) -> Any:
-        if self.step + 1 == 6:
-            signal.raise_signal(signal.SIGINT)
-        return take_step(self, loaders)
-
+    """The best maps so far, and their losses, are part of the state."""
     chosen = recipe("gradient", "schedule.steps=12")
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_take_step", interrupted)
-        with pytest.raises(Interrupted):
-            train(chosen, linked_text, tmp_path)
-    train(chosen, linked_text, tmp_path, resume=True)
-    for file in ("step-00000012/training_state.safetensors", "model/maps.safetensors"):
-        one, other = load_file(steps / file), load_file(tmp_path / file)
-        assert one.keys() == other.keys()
-        assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    interrupt_at(monkeypatch, 6, chosen, linked_text, tmp_path)
+    train(chosen, output=tmp_path, prepared=linked_text, resume=True)
+    assert_same_run(steps, tmp_path, 12)
     assert (steps / "model/maps.json").read_text() == (tmp_path / "model/maps.json").read_text()
 
 
-# Two processes.
+# Two processes
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["procrustes", "least_squares"])
-def test_two_processes_sum_up_to_one(
+def test_two_processes_solve_like_one(
     solver: str,
     recipe: MakeRecipe,
     linked_text: Path,
@@ -421,7 +409,7 @@ def test_two_processes_sum_up_to_one(
 ) -> None:
     done = train_in_two(tmp_path / "two", recipe(solver), linked_text)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("the finished model") == 1, done.stderr
+    assert done.stderr.count("/model: model after ") == 1, done.stderr
     fit_maps(recipe(solver), linked_text, tmp_path / "one")
     two, one = (load_maps(tmp_path / n / "model", 16, 2) for n in ("two/run", "one"))
     assert two.about["links"] == one.about["links"]
