@@ -22,10 +22,11 @@ class Model(Encoder):
 
     `folder` is the folder of its plain Hugging Face files. Load a model with `calque.load`.
 
-    >>> import calque
-    >>> model = calque.load("calque-mini", device="cpu")
-    >>> model.folder.name
-    'calque-mini'
+    Examples:
+        >>> import calque
+        >>> model = calque.load("calque-mini", device="cpu")
+        >>> model.folder.name
+        'calque-mini'
     """
 
     def embed(
@@ -34,8 +35,8 @@ class Model(Encoder):
         *,
         layer: int | None = None,
         raw: bool = False,
-        language: str | Sequence[str] | None = None,
-        center_by: Sequence[str] | None = None,
+        languages: Sequence[str] | None = None,
+        map_from: str | Sequence[str] | None = None,
         normalize: bool = False,
         batch_tokens: int | None = None,
     ) -> npt.NDArray[np.float32]:
@@ -49,25 +50,25 @@ class Model(Encoder):
             layer: Layer: 0 is the embedding layer, -1 the last. Default: the model's best layer, in
                 its language-neutral space if it has one.
             raw: Ignore the language-neutral space.
-            language: Language of the sentences, or one per sentence. Required if the model was
-                loaded with maps.
-            center_by: One label per sentence, usually its language: subtract the mean vector of all
-                sentences with the same label.
+            languages: One language per sentence: subtract the mean vector of each language.
+            map_from: Language of the sentences, or one per sentence: apply the linear maps of the
+                languages. Required if the model was loaded with maps.
             normalize: Scale every vector to length one.
             batch_tokens: Tokens per batch. Default: chosen for the device.
 
-        >>> import calque
-        >>> model = calque.load(device="cpu")
-        >>> model.embed(["Guten Morgen!", "Good morning!"]).shape
-        (2, 384)
+        Examples:
+            >>> import calque
+            >>> model = calque.load(device="cpu")
+            >>> model.embed(["Guten Morgen!", "Good morning!"]).shape
+            (2, 384)
         """
         return embed_sentences(
             self,
             sentences,
             layer=layer,
             raw=raw,
-            language=language,
-            center_by=center_by,
+            language=map_from,
+            center_by=languages,
             normalize=normalize,
             batch_tokens=batch_tokens,
         )
@@ -82,9 +83,10 @@ class Model(Encoder):
             pairs: Pairs of word lists.
             **options: Options of `WordAligner`, such as `method`, `layer` or `threshold`.
 
-        >>> import calque
-        >>> calque.load(device="cpu").align([(["das", "Haus"], ["the", "house"])])
-        [[(0, 0), (1, 1)]]
+        Examples:
+            >>> import calque
+            >>> calque.load(device="cpu").align([(["das", "Haus"], ["the", "house"])])
+            [[(0, 0), (1, 1)]]
         """
         from calque.word_alignment.neural import WordAligner
 
@@ -104,9 +106,10 @@ def load(
         device: `auto` (the GPU if there is one), `cpu`, `cuda`, `cuda:1`, ...
         maps: True to load the linear maps of languages in the model's folder, or another folder.
 
-    >>> import calque
-    >>> model = calque.load("calque-mini", device="cpu")
-    >>> model.n_layers, model.hidden_size
-    (8, 384)
+    Examples:
+        >>> import calque
+        >>> model = calque.load("calque-mini", device="cpu")
+        >>> model.n_layers, model.hidden_size
+        (8, 384)
     """
     return load_encoder(name, device, maps=maps, cls=Model)

@@ -84,7 +84,7 @@ def test_layer_center_normalize(tmp_path: Path, tiny_folder: Path, text: bytes) 
     options = ["--layer", "-1", "--center", "--normalize", "--device", "cpu"]
     assert embed(tmp_path / "text", out, tiny_folder, *options) == 0
     model = calque.load(tiny_folder)
-    want = model.embed(LINES, layer=4, center_by=["x"] * 4, normalize=True)
+    want = model.embed(LINES, layer=4, languages=["x"] * 4, normalize=True)
     np.testing.assert_allclose(np.load(out), want, atol=1e-5)
 
 

@@ -125,11 +125,11 @@ def test_maps_are_applied_only_on_request(mapped_folder: Path, tiny_folder: Path
         calque.load(mapped_folder, "cpu", maps="beside"),
         calque.load(tiny_folder, "cpu", maps=mapped_folder),
     ):
-        mapped = model.embed(SENTENCES, layer=2, language="de")
+        mapped = model.embed(SENTENCES, layer=2, map_from="de")
         np.testing.assert_allclose(mapped, plain @ W, atol=1e-4)
         assert not mapped[2].any()
-        np.testing.assert_array_equal(model.embed(SENTENCES, layer=2, language="en"), plain)
-        mixed = model.embed(SENTENCES, layer=2, language=["en", "de", "ja"])
+        np.testing.assert_array_equal(model.embed(SENTENCES, layer=2, map_from="en"), plain)
+        mixed = model.embed(SENTENCES, layer=2, map_from=["en", "de", "ja"])
         np.testing.assert_allclose(mixed[:2], [plain[0], mapped[1]], atol=1e-4)
 
 
@@ -139,7 +139,7 @@ def test_a_mean_of_mapped_states_is_the_mapped_mean(mapped_folder: Path) -> None
     ids = model.tokenizer(SENTENCES[1], return_tensors="pt")
     states = model.model(**ids, output_hidden_states=True).hidden_states[3][0, 1:-1]
     expected = model.maps.apply(states, "ja", 3).mean(dim=0).detach().numpy()
-    (found,) = model.embed([SENTENCES[1]], layer=3, language="ja")
+    (found,) = model.embed([SENTENCES[1]], layer=3, map_from="ja")
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
@@ -148,11 +148,11 @@ def test_the_language_must_be_given_and_known(mapped_folder: Path, tiny_folder: 
     with pytest.raises(InputError, match="the language is not given"):
         model.embed(SENTENCES)
     with pytest.raises(InputError, match="no map of 'fr'"):
-        model.embed(SENTENCES, language="fr")
+        model.embed(SENTENCES, map_from="fr")
     with pytest.raises(InputError, match="2 languages for 3 sentences"):
-        model.embed(SENTENCES, language=["de", "en"])
+        model.embed(SENTENCES, map_from=["de", "en"])
     with pytest.raises(InputError, match="loaded without maps"):
-        calque.load(tiny_folder, "cpu").embed(SENTENCES, language="de")
+        calque.load(tiny_folder, "cpu").embed(SENTENCES, map_from="de")
     with pytest.raises(InputError, match="there are no maps in this folder"):
         calque.load(tiny_folder, "cpu", maps=True)
 
@@ -164,7 +164,7 @@ def test_maps_replace_the_neutral_space(mapped_folder: Path, tiny_folder: Path) 
     NeutralSpace(mean, directions, 2, ("de", "en")).save(mapped_folder)
     model = calque.load(mapped_folder, "cpu", maps=True)
     plain = calque.load(tiny_folder, "cpu").embed(SENTENCES, layer=2)
-    np.testing.assert_array_equal(model.embed(SENTENCES, language="en"), plain)
+    np.testing.assert_array_equal(model.embed(SENTENCES, map_from="en"), plain)
 
 
 PAIRS = [(["das", "Gerücht", "ist", "wahr"], ["the", "rumor", "is", "true"])]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +131,7 @@ def translate_file(
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         progress: Called with the stage, the lines done and their number.
 
-    Example:
+    Examples:
         >>> model = "runs/en-de/model"
         >>> result = calque.translate_file(model, "news.en", output="news.de")  # doctest: +SKIP
         >>> result.counts.n_lines  # doctest: +SKIP
@@ -280,7 +281,7 @@ class Translator:
         batch_tokens: Source tokens per batch. Default: chosen for the device.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...; not used for a loaded model.
 
-    Example:
+    Examples:
         >>> translator = calque.Translator("runs/en-de/model")  # doctest: +SKIP
         >>> list(translator.translate(["Good morning!"]))  # doctest: +SKIP
         ['Guten Morgen!']
@@ -403,10 +404,8 @@ class Translator:
 
     def describe(self) -> dict[str, Any]:
         """Return all settings that the translations depend on, for runs that are resumed."""
-        from calque import __version__
-
         return {
-            "calque": __version__,
+            "calque": version("calque"),
             "model": fingerprint(self.model.folder),
             "device": self.device.type,
             "tgt_lang": self.tgt_lang,
