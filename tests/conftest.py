@@ -141,7 +141,7 @@ def translator_folder(
     from calque.io.cleaning import CleaningRules
     from calque.tokens.prepare import TextSource, prepare_corpora
     from calque.training.loop import train
-    from calque.training.recipe import check_recipe
+    from calque.training.recipe_io import parse_recipe
 
     place = tmp_path_factory.mktemp("translator")
     bitext, text = place / "en-de.tsv", place / "text"
@@ -164,14 +164,14 @@ def translator_folder(
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return train(check_recipe(content, "a recipe"), text, place / "run")
+        return train(parse_recipe(content, "a recipe"), output=place / "run", prepared=text).model
     finally:
         torch.set_num_threads(n_threads)
 
 
 @pytest.fixture(scope="session")
-def pair_server() -> Iterator[Any]:
-    """A process that begins two others at once, all imports done."""
-    server = runpy.run_path(str(Path(__file__).with_name("pair_server.py")))["PairServer"]()
+def fork_server() -> Iterator[Any]:
+    """A process that has imported the libraries and runs scripts in forks of itself."""
+    server = runpy.run_path(str(Path(__file__).with_name("fork_server.py")))["ForkServer"]()
     yield server
     server.close()

@@ -466,11 +466,11 @@ if rank == 0:
 
 @pytest.mark.slow
 def test_two_processes_compute_what_one_does(
-    tiny_folder: Path, tmp_path: Path, pair_server: Any
+    tiny_folder: Path, tmp_path: Path, fork_server: Any
 ) -> None:
     """Links and tokens are spread unevenly, and still every one of them weighs the same."""
     (tmp_path / "two.py").write_text(TWO)
-    done = pair_server.run(tmp_path / "two.py", tiny_folder, beside=Path(__file__))
+    done = fork_server.run(tmp_path / "two.py", tiny_folder, beside=Path(__file__))
     assert done.returncode == 0, done.stderr
     far, figures, told = json.loads(done.stdout.splitlines()[-1])
     assert far < 1e-5

@@ -451,7 +451,7 @@ if rank == 0:
 
 @pytest.mark.slow
 def test_two_processes_compute_what_one_does(
-    tiny_folder: Path, tmp_path: Path, pair_server: Any
+    tiny_folder: Path, tmp_path: Path, fork_server: Any
 ) -> None:
     """Words are spread unevenly, and the statistics are those of all of them.
 
@@ -459,7 +459,7 @@ def test_two_processes_compute_what_one_does(
     functions, which cannot be traced.
     """
     (tmp_path / "two.py").write_text(TWO)
-    done = pair_server.run(tmp_path / "two.py", tiny_folder, beside=Path(__file__))
+    done = fork_server.run(tmp_path / "two.py", tiny_folder, beside=Path(__file__))
     assert done.returncode == 0, done.stderr
     cases = json.loads(done.stdout.splitlines()[-1])
     assert len(cases) == 4

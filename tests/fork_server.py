@@ -1,6 +1,7 @@
-"""Starts groups of two processes, like torchrun, by forking a process that has all imports.
+"""Runs scripts in forks of a process that has imported the libraries.
 
-Imports take five seconds per process, training a tiny model one. torchrun itself is tested in
+Imports take five seconds per process, training a tiny model one. A script runs either alone or in
+several processes that know of each other, as with torchrun; torchrun itself is tested in
 tests/training/test_loop.py, tests/end_to_end/test_recipes.py and tests/cli/test_align.py.
 """
 
@@ -18,7 +19,6 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-N_PROCESSES = 2
 MODULES = (
     "accelerate",
     "calque.cli",
@@ -31,7 +31,7 @@ MODULES = (
 )
 
 
-class PairServer:
+class ForkServer:
     """The process that forks others; it ends when this object is closed."""
 
     def __init__(self) -> None:
@@ -44,25 +44,41 @@ class PairServer:
         )
 
     def run(
-        self, script: Path, *arguments: object, beside: Path | None = None
+        self,
+        script: Path,
+        *arguments: object,
+        beside: Path | None = None,
+        n_processes: int = 2,
+        output: Path | None = None,
+        seconds: int = 600,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a script in two processes and return their output, one after the other.
+        """Run a script and return what its processes print, one after the other.
 
-        With `beside`, the script can import the modules in the folder of that file.
+        With `beside`, the script can import the modules in the folder of that file. The output is
+        kept in files whose names start with `output` (default: the path of the script). Processes
+        that take more than so many seconds are terminated.
         """
-        paths = [str(beside.parent), *filter(None, sys.path)] if beside else []
-        job = {"script": str(script), "arguments": [*map(str, arguments)], "paths": paths}
-        job["folder"] = os.getcwd()
+        job = {
+            "script": str(script),
+            "arguments": [*map(str, arguments)],
+            "paths": [str(beside.parent), *filter(None, sys.path)] if beside else [],
+            "folder": os.getcwd(),
+            "n_processes": n_processes,
+            "output": str(output or script),
+            "seconds": seconds,
+        }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(job), file=self._process.stdin, flush=True)
         codes = json.loads(self._process.stdout.readline())
-        output = [
-            "".join(Path(f"{script}.{rank}.{name}").read_text() for rank in range(N_PROCESSES))
+        printed = [
+            "".join(
+                Path(f"{job['output']}.{rank}.{name}").read_text() for rank in range(n_processes)
+            )
             for name in ("out", "err")
         ]
         worst = next((code for code in codes if code), 0)
-        return subprocess.CompletedProcess([str(script)], worst, *output)
+        return subprocess.CompletedProcess([str(script)], worst, *printed)
 
     def close(self) -> None:
         """End the process and wait for it."""
@@ -70,27 +86,27 @@ class PairServer:
 
 
 def serve() -> None:
-    """Import the modules, then run a pair of processes for every line of standard input."""
+    """Import the modules, then run a script for every line of standard input."""
     for name in MODULES:
         importlib.import_module(name)
     n_threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     assert n_threads == 1, "threads do not survive a fork"
     for line in sys.stdin:
-        print(json.dumps(run_pair(json.loads(line))), flush=True)
+        print(json.dumps(run_job(json.loads(line))), flush=True)
 
 
-def run_pair(job: dict[str, Any]) -> list[int]:
-    """Fork two processes and return their exit codes; if one fails, the other is terminated."""
+def run_job(job: dict[str, Any]) -> list[int]:
+    """Fork the processes and return their exit codes; if one fails, the others are terminated."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ranks: dict[int, int] = {}
-    for rank in range(N_PROCESSES):
+    for rank in range(job["n_processes"]):
         process = os.fork()
         if not process:
             work(job, rank, port)
         ranks[process] = rank
-    codes = [0] * N_PROCESSES
+    codes = [0] * job["n_processes"]
     while ranks:
         process, status = os.wait()
         rank = ranks.pop(process)
@@ -102,17 +118,19 @@ def run_pair(job: dict[str, Any]) -> list[int]:
 
 
 def work(job: dict[str, Any], rank: int, port: int) -> NoReturn:
-    """Run the script as one of the two processes and exit."""
+    """Run the script as one of the processes and exit."""
     code = 1
     try:
         for number, name in ((1, "out"), (2, "err")):
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            os.dup2(os.open(f"{job['script']}.{rank}.{name}", flags), number)
+            os.dup2(os.open(f"{job['output']}.{rank}.{name}", flags), number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        values = (rank, rank, N_PROCESSES, N_PROCESSES)
-        os.environ.update({name: str(value) for name, value in zip(names, values, strict=True)})
-        os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+        signal.alarm(job["seconds"])
+        if (n_processes := job["n_processes"]) > 1:
+            names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+            values = map(str, (rank, rank, n_processes, n_processes))
+            os.environ.update(zip(names, values, strict=True))
+            os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
         os.chdir(job["folder"])
         sys.path[:0] = job["paths"]
         sys.argv = [job["script"], *job["arguments"]]
