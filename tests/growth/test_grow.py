@@ -358,7 +358,7 @@ def test_the_real_minilm(tmp_path: Path) -> None:
     assert report.match is not None
     assert report.match.matched > 0.5
     assert report.match.scripts["Cyrillic"]["dictionary"] > 500
-    with pytest.warns(UserWarning, match="no language-modelling head"):
+    with pytest.warns(UserWarning, match="no language-modeling head"):
         old = Encoder.load(folder)
     start = Encoder.load(tmp_path / "out")
     row, place = start.tokenizer.get_vocab()["▁The"], old.tokenizer.get_vocab()["the"]

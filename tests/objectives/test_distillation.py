@@ -748,7 +748,7 @@ def test_a_teacher_of_other_letters_is_refused_or_warned_of(
     )
     assert told is not None
     assert told.startswith("33% of the teacher's sentences are longer than its ")
-    assert "; 0% of " in told
+    assert "; only 0% of " in told
     states = begin(student, tmp_path / "sentencepiece", target="states")
     assert states.find_problem(student, SpecialTokens.of(student.tokenizer), iter([sides])) is None
 

@@ -285,5 +285,5 @@ def test_mistakes_are_said(
     assert objective.decoder_starts.find(np.array([0, 0])).tolist() == [0, 0]
     back = Translation(TranslationSettings(direction="backward"))
     back.build_collator(special_tokens, None)
-    with pytest.raises(InputError, match=r"de, en: .*set model.decoder.languages=\[de, en\]"):
+    with pytest.raises(InputError, match=r"\(set model.decoder.languages=\[de, en\]"):
         back.start(alone, ["en-de"])  # after the other objective, which writes German

@@ -26,7 +26,7 @@ EMBEDDED_MODEL = "calque-mini"
 # Hugging Face's name of a layer's cross-attention.
 CROSS_ATTENTION = "crossattention"
 # Seconds to wait for a connection to the hub: without network, a name must fail quickly.
-CONNECT_TIMEOUT = 2.0
+CONNECT_TIMEOUT = 1.5
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt")
 
 
