@@ -1,6 +1,7 @@
 """Speed and memory of preparing a large bitext and of building training batches from it.
 
     python benchmarks/text_pipeline.py en-de.tsv.xz en-zh.tsv.xz --gigabytes 1 --workers 8
+    python benchmarks/text_pipeline.py --tiny
 
 The lines of the files are repeated up to the size; a number at the end of both sides makes them
 distinct. By default a small bitext is made of the tests' sample. Requires Linux.
@@ -167,6 +168,7 @@ class MemoryWatch(threading.Thread):
         super().__init__(daemon=True)
         self.pid, self.peaks = pid, dict[int, float]()
         self.total, self.without_files = 0.0, 0.0
+        self.ended = threading.Event()
 
     def run(self) -> None:
         while Path(f"/proc/{self.pid}/status").exists():
@@ -179,7 +181,8 @@ class MemoryWatch(threading.Thread):
                 except (OSError, IndexError):  # the process has ended
                     continue
             self.total, self.without_files = map(max, sums, (self.total, self.without_files))
-            time.sleep(0.2)
+            if self.ended.wait(0.2):
+                break
 
     def largest_child(self) -> float:
         return max((peak for pid, peak in self.peaks.items() if pid != self.pid), default=0.0)
@@ -200,7 +203,14 @@ def read_mib(pid: int, file: str, key: str) -> float:
 
 
 def run_step(step: str, options: argparse.Namespace) -> tuple[dict[str, float], MemoryWatch]:
-    """Run a step in its own process, to measure its peak memory."""
+    """Run a step in its own process, to measure its peak memory; with --tiny, in this process."""
+    if options.tiny:
+        watch = MemoryWatch(os.getpid())
+        watch.start()
+        found = STEPS[step](options)
+        watch.ended.set()
+        watch.join()
+        return found, watch
     command = [sys.executable, __file__, "--step", step, "--folder", str(options.folder)]
     for name in ("workers", "loaders", "seconds", "tokenizer"):
         command += [f"--{name}", str(getattr(options, name))]
@@ -255,12 +265,15 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="duration of building batches")
     parser.add_argument("--tokenizer", default=str(TOKENIZER), help="tokenizer folder")
+    parser.add_argument("--tiny", action="store_true", help="20 kB of text, in one process")
     parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
         print(json.dumps(STEPS[options.step](options)))
         return
+    if options.tiny:
+        options.gigabytes, options.workers, options.loaders, options.seconds = 2e-5, 1, 1, 0.1
     gigabytes = options.gigabytes or (1.0 if options.paths else 0.005)
     with tempfile.TemporaryDirectory() as folder:
         options.folder = Path(folder)

@@ -1,6 +1,7 @@
 """Vocabulary matching: CPU seconds and memory of 250 k × 50 k pieces with 45 dictionaries.
 
     python benchmarks/vocabulary.py --muse DATA/muse
+    python benchmarks/vocabulary.py --tiny
 
 The SentencePiece and WordPiece vocabularies consist of the words of MUSE dictionaries and of parts
 of them; 45 dictionaries of 100,000 entries repeat and extend MUSE's. Without --muse all words are
@@ -202,14 +203,17 @@ def describe(name: str, seconds: float, note: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--muse", type=Path)
     parser.add_argument("--new", type=int, default=250_000)
     parser.add_argument("--mono", type=int, default=50_000)
     parser.add_argument("--entries", type=int, default=100_000)
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--tiny", action="store_true", help="400 × 200 pieces")
     options = parser.parse_args()
+    if options.tiny:
+        options.new, options.mono, options.entries, options.hidden = 400, 200, 20, 8
     generator = random.Random(0)
     entries: dict[str, list[tuple[str, str]]] = {}
     if options.muse is not None:
