@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calque.errors import InputError
-from calque.evaluation.finetuning.transfer import Corpus, Run, split_rows
+from calque.evaluation.finetuning.transfer import LabeledCorpus, TransferRun, split_rows
 from calque.evaluation.settings import TaskSettings
 from calque.io.conllu import TaggedSentence, read_tagged
 from calque.io.labeled import LabeledText, read_labeled_pairs
@@ -16,17 +16,17 @@ from calque.io.xtreme import find_xtreme_files
 DATA = Path(__file__).parents[1] / "data" / "xtreme"
 
 
-def open_pairs(data: Path, **choices: object) -> Corpus[LabeledText]:
+def open_pairs(data: Path, **choices: object) -> LabeledCorpus[LabeledText]:
     files = find_xtreme_files(data, "xnli", 3)
     assert files is not None
     settings = TaskSettings(**choices)  # type: ignore[arg-type]
-    return Corpus(files, read_labeled_pairs, settings, lambda e: e.texts, lambda e: e.label)
+    return LabeledCorpus(files, read_labeled_pairs, settings, lambda e: e.texts, lambda e: e.label)
 
 
-def open_tagged(task: str, **choices: object) -> Corpus[TaggedSentence]:
+def open_tagged(task: str, **choices: object) -> LabeledCorpus[TaggedSentence]:
     files = find_xtreme_files(DATA, task, 2)
     assert files is not None
-    return Corpus(files, read_tagged, TaskSettings(**choices))  # type: ignore[arg-type]
+    return LabeledCorpus(files, read_tagged, TaskSettings(**choices))  # type: ignore[arg-type]
 
 
 @given(
@@ -40,13 +40,13 @@ def test_the_two_sides_share_no_text(texts: list[list[str]], share: float) -> No
     assert not sides[0] & sides[1]
 
 
-def test_premises_stay_together_and_translations_apart() -> None:
+def test_split_keeps_premises_together_and_translations_apart() -> None:
     corpus = open_pairs(DATA)
-    run = Run(("en",), ("en", "de", "sw"))
-    learnt = corpus.learn_from("en")
-    assert len(learnt) == 60 and corpus.is_divided("en")
-    tests = {name: corpus.test_on(name, run) for name in run.tests}
-    assert not {e.texts[0] for e in learnt} & {e.texts[0] for e in tests["en"]}
+    run = TransferRun(("en",), ("en", "de", "sw"))
+    train = corpus.training_examples("en")
+    assert len(train) == 60 and corpus.is_split("en")
+    tests = {name: corpus.test_set(name, run) for name in run.tests}
+    assert not {e.texts[0] for e in train} & {e.texts[0] for e in tests["en"]}
     german = read_labeled_pairs(DATA / "xnli" / "dev-de.tsv")
     english = read_labeled_pairs(DATA / "xnli" / "dev-en.tsv")
     translated = {e.texts: g for e, g in zip(english, german, strict=True)}
@@ -54,62 +54,64 @@ def test_premises_stay_together_and_translations_apart() -> None:
     assert [e.label for e in tests["de"]] == [e.label for e in tests["sw"]]
 
 
-def test_every_language_is_divided_alike() -> None:
+def test_all_languages_are_split_in_the_same_way() -> None:
     corpus = open_pairs(DATA, setting="supervised")
     english = {e.texts: k for k, e in enumerate(read_labeled_pairs(DATA / "xnli" / "dev-en.tsv"))}
     german = {e.texts: k for k, e in enumerate(read_labeled_pairs(DATA / "xnli" / "dev-de.tsv"))}
-    rows = [english[e.texts] for e in corpus.learn_from("en")]
-    assert rows == [german[e.texts] for e in corpus.learn_from("de")]
+    rows = [english[e.texts] for e in corpus.training_examples("en")]
+    assert rows == [german[e.texts] for e in corpus.training_examples("de")]
 
 
-def test_files_that_are_no_translations_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_translations_are_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "xnli"
     folder.mkdir()
     english = (DATA / "xnli" / "dev-en.tsv").read_text("utf-8").splitlines()
     (folder / "dev-en.tsv").write_text("\n".join(english), encoding="utf-8")
     (folder / "dev-de.tsv").write_text("\n".join(english[1:] + english[:1]), encoding="utf-8")
     corpus = open_pairs(tmp_path)
-    with pytest.raises(InputError, match="de is not the translation of en"):
-        corpus.test_on("de", Run(("en",), ("de",)))
+    with pytest.raises(InputError, match="files of de and en are not translations"):
+        corpus.test_set("de", TransferRun(("en",), ("de",)))
 
 
-def test_a_training_file_leaves_the_dev_whole() -> None:
+def test_dev_file_is_not_split_if_there_is_a_training_file() -> None:
     corpus = open_tagged("udpos")
-    assert len(corpus.learn_from("en")) == 50
-    assert len(corpus.test_on("de", Run(("en",), ("de",)))) == 15
-    assert corpus.learn_from("de") + corpus.test_on("de", Run(("de",), ("de",))) == read_tagged(
-        DATA / "udpos" / "dev-de.tsv"
-    )
-    assert len(corpus.learn_from("de")) == 10
+    assert len(corpus.training_examples("en")) == 50
+    assert len(corpus.test_set("de", TransferRun(("en",), ("de",)))) == 15
+    assert corpus.training_examples("de") + corpus.test_set(
+        "de", TransferRun(("de",), ("de",))
+    ) == read_tagged(DATA / "udpos" / "dev-de.tsv")
+    assert len(corpus.training_examples("de")) == 10
 
 
-def test_all_training_files_and_only_those() -> None:
+def test_trainable_languages_of_settings() -> None:
     assert open_tagged("panx", setting="translate-train-all").trainable == ["de", "en"]
     assert open_tagged("panx", setting="supervised").trainable == ["de", "en", "zh"]
     assert open_pairs(DATA, setting="translate-train-all").trainable == ["de", "en", "sw"]
 
 
-def test_the_epoch_is_chosen_by_what_is_not_learnt() -> None:
+def test_examples_that_choose_the_epoch_are_not_trained_on() -> None:
     corpus = open_tagged("udpos")
-    run = Run(("en",), ("en",))
-    dev, held = corpus.choose_by(run)
+    run = TransferRun(("en",), ("en",))
+    dev, held = corpus.selection_examples(run)
     assert len(dev) == len(held) == 5
-    rest = corpus.learn_from("en", leave_out=held)
-    assert rest + held == corpus.learn_from("en")
+    rest = corpus.training_examples("en", leave_out=held)
+    assert rest + held == corpus.training_examples("en")
 
 
-def test_the_dev_file_chooses_where_there_is_a_test(tmp_path: Path) -> None:
+def test_dev_file_chooses_the_epoch_if_there_is_a_test_file(tmp_path: Path) -> None:
     folder = tmp_path / "udpos"
     folder.mkdir()
     for name, source in (("train-en", "train-en"), ("dev-en", "dev-en"), ("test-en", "dev-de")):
         (folder / f"{name}.tsv").write_bytes((DATA / "udpos" / f"{source}.tsv").read_bytes())
     files = find_xtreme_files(tmp_path, "udpos", 2)
     assert files is not None
-    dev, held = Corpus(files, read_tagged, TaskSettings()).choose_by(Run(("en",), ("en",)))
+    dev, held = LabeledCorpus(files, read_tagged, TaskSettings()).selection_examples(
+        TransferRun(("en",), ("en",))
+    )
     assert dev == read_tagged(folder / "dev-en.tsv") and held == []
 
 
-def test_so_many_examples() -> None:
+def test_numbers_of_examples_are_limited() -> None:
     corpus = open_tagged("udpos", train_examples=20, test_examples=4)
-    assert len(corpus.learn_from("en")) == 20
-    assert len(corpus.test_on("hi", Run(("en",), ("hi",)))) == 4
+    assert len(corpus.training_examples("en")) == 20
+    assert len(corpus.test_set("hi", TransferRun(("en",), ("hi",)))) == 4

@@ -14,7 +14,12 @@ from transformers import get_linear_schedule_with_warmup
 
 from calque.errors import InputError
 from calque.evaluation.finetuning.finetune import _can_replay, fine_tune, plan_epoch, predict
-from calque.evaluation.finetuning.updates import Update, copy_tensors, sizes_of, tensors_of
+from calque.evaluation.finetuning.optimizer_step import (
+    OptimizerStep,
+    copy_tensors,
+    list_tensors,
+    tensor_sizes,
+)
 from calque.evaluation.settings import TaskSettings
 from calque.evaluation.tasks.classification import (
     ClassBatch,
@@ -53,21 +58,21 @@ def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
-def test_it_learns_and_the_seed_decides(tiny_encoder: Encoder) -> None:
+def test_training_lowers_the_loss_and_depends_on_the_seed_only(tiny_encoder: Encoder) -> None:
     state = torch.random.get_rng_state()
     models, reports = [], []
     for seed in (1, 1, 2):
         tagger, examples = make_tagger(tiny_encoder)
         reports.append(fine_tune(tagger, examples, SETTINGS, seed=seed))
         models.append(weights_of(tagger))
-    assert torch.equal(torch.random.get_rng_state(), state)  # of others
+    assert torch.equal(torch.random.get_rng_state(), state)  # the global state is restored
     assert reports[0].losses[-1] < 0.9 * reports[0].losses[0]
     assert reports[0].losses == reports[1].losses != reports[2].losses
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
     assert reports[0].n_tokens == 4 * examples.lengths.sum() and reports[0].epoch == 4
 
 
-def test_recording_changes_nothing_on_a_cpu(tiny_encoder: Encoder) -> None:
+def test_graphs_have_no_effect_on_a_cpu(tiny_encoder: Encoder) -> None:
     assert SETTINGS.graphs
     models, losses = [], []
     for settings in (SETTINGS, replace(SETTINGS, graphs=False)):
@@ -92,14 +97,14 @@ def test_recording_changes_nothing_on_a_cpu(tiny_encoder: Encoder) -> None:
         (264, {"setting": "features"}, False),
     ],
 )
-def test_what_may_wait_for_the_device_is_not_recorded(
+def test_steps_that_may_wait_for_the_device_are_not_recorded(
     tiny_encoder: Encoder, row: int | None, choices: dict[str, object], is_recorded: bool
 ) -> None:
     settings = TaskSettings(**choices)  # type: ignore[arg-type]
     tagger, _ = make_tagger(tiny_encoder, settings)
     shape = None if row is None else BatchShape(4 * row, row, 8, 4 * row)
     assert _can_replay(tagger, settings, shape) == is_recorded
-    tagger.replays = False
+    tagger.can_replay = False
     assert not _can_replay(tagger, settings, shape)
 
 
@@ -113,7 +118,7 @@ def test_layers_that_cannot_be_fused_are_not_recorded(
     assert not _can_replay(tagger, SETTINGS, shape)
 
 
-def test_the_loss_is_that_of_the_padded_hugging_face_model(tiny_encoder: Encoder) -> None:
+def test_loss_equals_that_of_the_padded_hugging_face_model(tiny_encoder: Encoder) -> None:
     tagger, examples = make_tagger(tiny_encoder)
     tagger.eval()
     sentences = read_tagged(DATA / "udpos" / "train-en.tsv", 20)[:6]
@@ -156,7 +161,7 @@ def test_a_fixed_shape_changes_no_gradient(tiny_encoder: Encoder, head: str) -> 
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-5, rtol=1e-3)
 
 
-def test_updates_are_those_of_torch_and_transformers(tiny_encoder: Encoder) -> None:
+def test_steps_equal_those_of_torch_and_transformers(tiny_encoder: Encoder) -> None:
     settings = TaskSettings(
         learning_rate=2e-4, dropout=0.0, body_dropout=0.0, warmup=0.25, max_grad_norm=0.1
     )
@@ -176,8 +181,8 @@ def test_updates_are_those_of_torch_and_transformers(tiny_encoder: Encoder) -> N
         ]
     )
     schedule = get_linear_schedule_with_warmup(optimizer, 2, 9)
-    optimizer.step()  # theirs begins with an update at rate 0, here one without gradients
-    update = Update(tagger, settings, n_updates=8)
+    optimizer.step()  # their schedule starts with a step at rate 0, here without gradients
+    update = OptimizerStep(tagger, settings, n_updates=8)
     tagger.train(), reference.train()
     for number in range(8):
         batch = examples.collate(np.arange(number, number + 4))
@@ -207,7 +212,7 @@ def test_the_best_epoch_is_kept(tiny_encoder: Encoder) -> None:
     assert not all(torch.equal(found[name], states[2][name]) for name in found)
 
 
-def test_frozen_features_leave_the_encoder_as_it_was(tiny_encoder: Encoder) -> None:
+def test_frozen_features_do_not_change_the_encoder(tiny_encoder: Encoder) -> None:
     settings = TaskSettings(setting="features", epochs=2, extra_layers=1, batch_tokens=256)
     tagger, examples = make_tagger(tiny_encoder, settings)
     before = weights_of(tagger)
@@ -219,18 +224,18 @@ def test_frozen_features_leave_the_encoder_as_it_was(tiny_encoder: Encoder) -> N
     assert report.losses[1] < report.losses[0]
 
 
-def test_every_example_once_an_epoch_within_the_budget() -> None:
+def test_every_example_occurs_once_per_epoch_within_the_budget() -> None:
     lengths = np.random.default_rng(0).integers(3, 60, 100)
     plans = [plan_epoch(lengths, 128, 0, epoch) for epoch in (0, 1)]
     for plan in plans:
         assert sorted(np.concatenate(plan).tolist()) == list(range(100))
         assert max(lengths[batch].sum() for batch in plan) <= 128
     assert plans[0][0].tolist() != plans[1][0].tolist()
-    with pytest.raises(InputError, match="cannot hold an example"):
+    with pytest.raises(InputError, match="59 tokens, but batch_tokens is 32"):
         plan_epoch(lengths, 32, 0, 0)
 
 
-def test_a_loss_that_explodes_is_told(tiny_encoder: Encoder) -> None:
+def test_nonfinite_loss_is_an_error(tiny_encoder: Encoder) -> None:
     tagger, examples = make_tagger(tiny_encoder)
     with torch.no_grad():
         tagger.head.weight.fill_(math.inf)
@@ -238,24 +243,22 @@ def test_a_loss_that_explodes_is_told(tiny_encoder: Encoder) -> None:
         fine_tune(tagger, examples, SETTINGS, seed=0)
 
 
-def test_a_last_update_that_explodes_is_told(tiny_encoder: Encoder) -> None:
-    """Nothing is learnt after it, so that no loss of training shows it."""
+def test_nonfinite_loss_after_the_last_step_is_an_error(tiny_encoder: Encoder) -> None:
+    """No training loss follows the last step, so it needs a check of its own."""
     whole = {"epochs": 1, "batch_tokens": 100_000, "warmup": 0.0}  # a single update
     calm = replace(SETTINGS, **whole)
     tagger, examples = make_tagger(tiny_encoder, calm)
     assert fine_tune(tagger, examples, calm, seed=1).n_updates == 1
     wild = replace(calm, learning_rate=1e30)
     tagger, examples = make_tagger(tiny_encoder, wild)
-    with pytest.raises(
-        InputError, match=r"loss after the last update is nan \(lower learning_rate"
-    ):
+    with pytest.raises(InputError, match=r"loss after the last step is nan \(lower learning_rate"):
         fine_tune(tagger, examples, wild, seed=1)
 
 
 def test_no_examples(tiny_encoder: Encoder) -> None:
     tagger, examples = make_tagger(tiny_encoder)
     none = encode_tagged(tiny_encoder.tokenizer, [], examples.names, longest=128, overlap=0.2)
-    with pytest.raises(InputError, match="no examples"):
+    with pytest.raises(InputError, match="no training examples"):
         fine_tune(tagger, none, SETTINGS, seed=0)
 
 
@@ -264,7 +267,7 @@ def read_classes(encoder: Encoder, longest: int = 128) -> ClassExamples:
     return encode_texts(encoder.tokenizer, pairs, sorted({p.label for p in pairs}), longest)
 
 
-def test_pairs_are_encoded_and_cut_as_the_tokenizer_does(tiny_encoder: Encoder) -> None:
+def test_pairs_are_encoded_and_truncated_as_by_the_tokenizer(tiny_encoder: Encoder) -> None:
     pairs = read_labeled_pairs(DATA / "xnli" / "dev-en.tsv")
     examples = read_classes(tiny_encoder, longest=40)
     expected = tiny_encoder.tokenizer(
@@ -313,11 +316,11 @@ def test_predictions_belong_to_their_rows(tiny_encoder: Encoder) -> None:
     assert [found[k] for k in range(90)] == examples.labels.tolist()
 
 
-def test_a_batch_is_written_over_another(tiny_encoder: Encoder) -> None:
+def test_copy_tensors_overwrites_a_batch(tiny_encoder: Encoder) -> None:
     examples = read_classes(tiny_encoder)
     plans = [np.arange(5), np.arange(5, 9)]
     shape = fit_batch_shape(examples.lengths, plans)
     one, other = (examples.collate(rows, shape) for rows in plans)
-    assert sizes_of(one) == sizes_of(other) and len(tensors_of(one)) == 5
+    assert tensor_sizes(one) == tensor_sizes(other) and len(list_tensors(one)) == 5
     copy_tensors(one, other)
-    assert all(map(torch.equal, tensors_of(one), tensors_of(other)))
+    assert all(map(torch.equal, list_tensors(one), list_tensors(other)))

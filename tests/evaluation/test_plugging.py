@@ -1,4 +1,4 @@
-"""Plug-in fine-tuning: pairs beside each other read as they do one by one; what is missing."""
+"""Plug-in fine-tuning: batches of pairs equal single pairs; missing translations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from calque import cli
 from calque.errors import InputError
-from calque.evaluation.finetuning.plug_in import Paired, PluggedTokens, read_plugged
+from calque.evaluation.finetuning.plug_in import PlugInTokens, TranslatedExample, encode_plug_in
 from calque.evaluation.grid.model_specs import find_models
 from calque.evaluation.grid.run_grid import plan_grid
 from calque.evaluation.grid.runner import Runner
@@ -47,7 +47,7 @@ PLUG = TaskSettings(plug="in", dropout=0.0, body_dropout=0.0)
 
 @pytest.fixture(scope="module")
 def veco(tiny_encoder: Encoder) -> Veco:
-    """A model whose cross-attention does say something."""
+    """A model whose cross-attention has an effect."""
     found = Veco.plug(tiny_encoder, "random", torch.Generator().manual_seed(1)).eval()
     with torch.no_grad():
         for name, weight in found.named_parameters():
@@ -60,7 +60,7 @@ def copy_veco(veco: Veco) -> Veco:
     return Veco(deepcopy(veco.model), veco.tokenizer)
 
 
-def encode_pairs(veco: Veco, pairs: Sequence[Paired[LabeledText]]) -> ClassPairs:
+def encode_pairs(veco: Veco, pairs: Sequence[TranslatedExample[LabeledText]]) -> ClassPairs:
     def encode(examples: Sequence[LabeledText], classes: list[str]) -> ClassExamples:
         return encode_texts(veco.tokenizer, examples, classes, longest=64)
 
@@ -68,16 +68,18 @@ def encode_pairs(veco: Veco, pairs: Sequence[Paired[LabeledText]]) -> ClassPairs
 
 
 @pytest.fixture(scope="module")
-def real_pairs() -> list[Paired[LabeledText]]:
-    """German with its English, the third without, the fourth of which English is not learnt."""
+def real_pairs() -> list[TranslatedExample[LabeledText]]:
+    """German with English; the third without it, the fourth without training on the English."""
     sides = [read_labeled_pairs(XNLI / f"dev-{name}.tsv")[:6] for name in ("de", "en")]
-    pairs = [Paired(german, english, True) for german, english in zip(*sides, strict=True)]
-    pairs[2], pairs[3] = Paired(sides[0][2]), Paired(sides[0][3], sides[1][3])
+    pairs = [
+        TranslatedExample(german, english, True) for german, english in zip(*sides, strict=True)
+    ]
+    pairs[2], pairs[3] = TranslatedExample(sides[0][2]), TranslatedExample(sides[0][3], sides[1][3])
     return pairs
 
 
 def read_alone(veco: Veco, ids: np.ndarray, other: np.ndarray | None) -> torch.Tensor:
-    """[H ; S] of one sequence, by nothing but the model's two ways of reading."""
+    """Return [H ; S] of one sequence, computed without batching."""
     one = pack(Ragged.of([ids]), pad_id=1)
     (alone,) = veco(one)
     if other is None:
@@ -88,16 +90,16 @@ def read_alone(veco: Veco, ids: np.ndarray, other: np.ndarray | None) -> torch.T
 
 
 @pytest.mark.parametrize("in_rows", [False, True])
-def test_pairs_are_read_as_one_by_one(
-    veco: Veco, real_pairs: list[Paired[LabeledText]], in_rows: bool
+def test_batches_equal_single_pairs(
+    veco: Veco, real_pairs: list[TranslatedExample[LabeledText]], in_rows: bool
 ) -> None:
     pairs = encode_pairs(veco, real_pairs)
     rows = np.array([4, 2, 0, 3, 1])
     shape: BatchShape | None = fit_batch_shape(pairs.lengths, [rows]) if in_rows else None
     batch = pairs.collate(rows, shape)
-    assert isinstance(batch.tokens, PluggedTokens)
+    assert isinstance(batch.tokens, PlugInTokens)
     with torch.no_grad():
-        states = read_plugged(veco, batch.tokens)
+        states = encode_plug_in(veco, batch.tokens)
         found = states[batch.firsts]
         texts = pairs.texts.text
         ids = np.split(texts.ids, np.cumsum(texts.lengths)[:-1])
@@ -118,7 +120,9 @@ def test_pairs_are_read_as_one_by_one(
     assert english.tolist()[0] == german.tolist()[0]
 
 
-def test_the_same_loss_in_rows(veco: Veco, real_pairs: list[Paired[LabeledText]]) -> None:
+def test_padding_to_a_shape_does_not_change_the_loss(
+    veco: Veco, real_pairs: list[TranslatedExample[LabeledText]]
+) -> None:
     pairs = encode_pairs(veco, real_pairs)
     model = TextClassifier(copy_veco(veco), 3, PLUG, torch.Generator().manual_seed(0)).eval()
     rows = np.arange(6)
@@ -130,10 +134,10 @@ def test_the_same_loss_in_rows(veco: Veco, real_pairs: list[Paired[LabeledText]]
     assert plugs and all(p.grad is not None and p.grad.abs().sum() > 0 for p in plugs)
 
 
-def test_without_any_translation_the_cross_attention_says_nothing(
-    veco: Veco, real_pairs: list[Paired[LabeledText]]
+def test_cross_attention_has_no_gradient_without_translations(
+    veco: Veco, real_pairs: list[TranslatedExample[LabeledText]]
 ) -> None:
-    alone = [Paired(pair.example) for pair in real_pairs]
+    alone = [TranslatedExample(pair.example) for pair in real_pairs]
     model = TextClassifier(copy_veco(veco), 3, PLUG, torch.Generator().manual_seed(0)).eval()
     model(encode_pairs(veco, alone).collate(np.arange(6))).backward()
     plugs = [p.grad for n, p in model.encoder.named_parameters() if ".crossattention." in n]
@@ -148,13 +152,13 @@ def test_windows_of_long_sentences_are_paired_in_order(veco: Veco) -> None:
     german = read_tagged(DATA / "xtreme" / "udpos" / "dev-de.tsv")
     names = sorted({tag for sentence in english + german for tag in sentence.tags} - {"_"})
     both = list(zip(german, english, strict=False))
-    pairs = [Paired(x, y, learns_other=k % 2 == 0) for k, (x, y) in enumerate(both)]
-    pairs.append(Paired(german[0]))
+    pairs = [TranslatedExample(x, y, learns_other=k % 2 == 0) for k, (x, y) in enumerate(both)]
+    pairs.append(TranslatedExample(german[0]))
     found = encode_tag_pairs(encode, pairs, names)
     alone = encode([pair.example for pair in pairs], names)
     assert found.counts["sentences_in_windows"] == alone.counts["sentences_in_windows"] > 0
     assert len(found.lengths) > len(pairs)
-    # Every tagged word is asked about exactly once, on both sides, and in no other translation.
+    # Every tagged word is predicted exactly once, and only in translations that are trained on.
     words, n_words = found.find_words(np.arange(len(found.lengths)))
     numbers = np.sort(found.words[words])
     n_learnt = [len(p.other.words) for p in pairs if p.other is not None and p.learns_other]
@@ -175,7 +179,7 @@ def test_xnli_by_line(veco: Veco) -> None:
     outcomes = measure_pairs(copy_veco(veco), DATA, task="xnli", settings=settings, seed=0)
     assert [outcome.language for outcome in outcomes] == ["en", "de", "sw"]
     for outcome in outcomes:
-        # German and Swahili, and English beside each of them.
+        # German and Swahili, each with English.
         assert outcome.counts["train_examples"] == 4 * 12
         assert outcome.counts["paired_by_line"] == outcome.n_items
         assert "without_translation" not in outcome.counts
@@ -203,7 +207,7 @@ def test_translations_that_name_their_original(
     five = [[*en[:2], *de] for en, de in zip(english, german, strict=True)]
     write("translate-train/en-de-translated.tsv", five[10:40][::-1])  # not in the same order
     write("dev-en.tsv", english[60:70])
-    write("dev-de.tsv", german[60:75])  # no line by line translation of the English
+    write("dev-de.tsv", german[60:75])  # not parallel to the English file
     write("translate-test/test-de-en-translated.tsv", english[60:75])
     settings = TaskSettings(setting="translate-train-all", plug="in", epochs=1, max_length=64)
     en, de = measure_pairs(copy_veco(veco), tmp_path, task="xnli", settings=settings, seed=0)
@@ -213,29 +217,31 @@ def test_translations_that_name_their_original(
     assert "without_translation" not in de.counts and "paired_by_line" not in de.counts
     (folder / "translate-test" / "test-de-en-translated.tsv").unlink()
     write("translate-test/test-de.tsv", english[60:70])
-    other = replace(settings, epochs=2)  # what was read before is remembered by the settings
+    other = replace(settings, epochs=2)  # other settings, so that the cache is not used
     monkeypatch.delattr(
         "calque.evaluation.finetuning.experiment.fine_tune"
-    )  # it is told before anything is learnt
-    with pytest.raises(InputError, match="10 translations of 15 tests"):
+    )  # the error must come before the training
+    with pytest.raises(InputError, match="10 translations of 15 test examples"):
         measure_pairs(copy_veco(veco), tmp_path, task="xnli", settings=other, seed=0)
 
 
-def test_reviews_of_one_language_have_nothing_to_read(veco: Veco) -> None:
+def test_training_without_any_translation_is_an_error(veco: Veco) -> None:
     settings = TaskSettings(plug="in", epochs=1, batch_tokens=128)
-    with pytest.raises(InputError, match="nothing to learn from has a translation"):
+    with pytest.raises(InputError, match="no training example has one"):
         measure_reviews(copy_veco(veco), DATA, settings=settings, seed=0)
 
 
-def test_what_cannot_be_plugged_in(tiny_encoder: Encoder, veco: Veco) -> None:
+def test_plug_in_needs_cross_attention_and_a_supporting_task(
+    tiny_encoder: Encoder, veco: Veco
+) -> None:
     settings = TaskSettings(plug="in", epochs=1)
-    with pytest.raises(InputError, match="this model has no cross-attention"):
+    with pytest.raises(InputError, match="needs a model with cross-attention"):
         measure_pairs(tiny_encoder, DATA, task="xnli", settings=settings, seed=0)
-    with pytest.raises(InputError, match="this task has no plug-in fine-tuning"):
+    with pytest.raises(InputError, match="this task does not support plug=in"):
         measure_parsing(copy_veco(veco), DATA, settings=settings, seed=0)
 
 
-def test_a_grid_plugs_in_what_a_folder_holds(veco: Veco, tiny_folder: Path, tmp_path: Path) -> None:
+def test_grid_with_plug_in(veco: Veco, tiny_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     veco.publish(folder, dtype=torch.float32, state=veco.model.state_dict())
     chosen = {"setting": "translate-train-all", "plug": "in", "epochs": 1, "train_examples": 6}
@@ -248,7 +254,7 @@ def test_a_grid_plugs_in_what_a_folder_holds(veco: Veco, tiny_folder: Path, tmp_
     for name in ("veco", "floor"):
         assert results[name].error is None
         assert results[name].scores[0].counts["paired_by_line"] == results[name].scores[0].n_items
-    assert "no cross-attention" in (results["plain"].error or "")
+    assert "cross-attention" in (results["plain"].error or "")
     out, _ = plan_grid(models[:1], tasks, [1], DATA, settings=chosen | {"plug": "out"})
     assert runner.run(out[0]).error is None
     assert out[0].config != runs[0].config
@@ -256,10 +262,10 @@ def test_a_grid_plugs_in_what_a_folder_holds(veco: Veco, tiny_folder: Path, tmp_
     assert models[0].hash() != runs[0].config.split("-")[2]
 
 
-def test_the_command_warns_of_missing_translations(
+def test_command_warns_of_missing_translations(
     veco: Veco, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Once a model and task: another seed says the same."""
+    """The warning appears once per model and task, not per seed."""
     veco.publish(tmp_path / "model", dtype=torch.float32, state=veco.model.state_dict())
     folder = tmp_path / "data" / "xnli"
     (folder / "translate-train").mkdir(parents=True)

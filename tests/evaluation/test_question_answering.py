@@ -115,7 +115,7 @@ def test_a_malformed_test_is_no_matter_to_other_languages(tmp_path: Path) -> Non
         shutil.copytree(QUESTIONS / name, tmp_path / name)
     (tmp_path / "xquad" / "xquad.zh.json").write_text("{", "utf-8")
     assert sorted(find_questions(tmp_path, "xquad").tests) == ["de", "en", "zh"]
-    with pytest.raises(InputError, match=r"xquad\.zh\.json, line 1: no JSON"):
+    with pytest.raises(InputError, match=r"xquad\.zh\.json, line 1: this is not JSON"):
         find_questions(tmp_path, "xquad").read_test("zh")
 
 

@@ -108,7 +108,7 @@ def test_tags_that_are_no_spans(tmp_path: Path, tiny_encoder: Encoder) -> None:
     folder.mkdir()
     for name in ("train-en", "dev-en"):
         (folder / f"{name}.tsv").write_bytes((DATA / "xtreme/udpos/dev-en.tsv").read_bytes())
-    with pytest.raises(InputError, match="is not a tag of a span"):
+    with pytest.raises(InputError, match="is not a BIO tag"):
         measure_tagging(
             copy_encoder(tiny_encoder), tmp_path, task="ner", settings=TaskSettings(), seed=0
         )
@@ -123,6 +123,6 @@ def test_tests_whose_tags_are_no_spans(tmp_path: Path, tiny_encoder: Encoder) ->
         (folder / f"{name}.tsv").write_text(names)
     (folder / "dev-de.tsv").write_text("in\tO\nNew\tB-LOC\nYork\tE-LOC\n")
     settings = TaskSettings(epochs=1)
-    with pytest.raises(InputError, match="'E-LOC' is not a tag of a span") as caught:
+    with pytest.raises(InputError, match="'E-LOC' is not a BIO tag") as caught:
         measure_tagging(copy_encoder(tiny_encoder), tmp_path, task="ner", settings=settings, seed=0)
     assert (caught.value.file, caught.value.line) == (str(folder / "dev-de.tsv"), 3)

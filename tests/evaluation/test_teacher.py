@@ -1,4 +1,4 @@
-"""Translations without tags: labelled by a tagger of English, learnt from, and read beside it."""
+"""Translations without tags: an English tagger labels them, and a model is trained on both."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from calque.errors import InputError
-from calque.evaluation.finetuning.experiment import Lesson
-from calque.evaluation.finetuning.transfer import Corpus, Run
+from calque.evaluation.finetuning.experiment import FinetuneExperiment
+from calque.evaluation.finetuning.transfer import LabeledCorpus, TransferRun
 from calque.evaluation.settings import TaskSettings
 from calque.evaluation.tasks.tagging import (
     _prepare,
@@ -38,7 +38,7 @@ N_TRAIN = 30
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """English with tags, and German lines as many, as if they translated it; one is empty."""
+    """English with tags and as many German lines, as if translated; one of them is empty."""
     folder = tmp_path_factory.mktemp("data") / "udpos"
     (folder / "translate-train").mkdir(parents=True)
     (folder / "translate-test").mkdir()
@@ -62,12 +62,12 @@ def copy_encoder(encoder: Encoder) -> Encoder:
     return Encoder(deepcopy(encoder.model), encoder.tokenizer)
 
 
-def test_translations_without_tags_are_languages_to_learn_from(data: Path, tmp_path: Path) -> None:
+def test_translations_without_tags_make_a_language_trainable(data: Path, tmp_path: Path) -> None:
     assert list_languages(data, FAST, "pos") == ["en", "de"]
     (tmp_path / "udpos").mkdir()
     for name in ("train-en.tsv", "dev-en.tsv", "dev-de.tsv"):
         shutil.copy(data / "udpos" / name, tmp_path / "udpos" / name)
-    with pytest.raises(InputError, match="only en has files to learn from"):
+    with pytest.raises(InputError, match="only en has files"):
         list_languages(tmp_path, FAST, "pos")
 
 
@@ -75,22 +75,24 @@ def test_tags_are_those_of_the_english_model(tiny_encoder: Encoder, data: Path) 
     encoder = copy_encoder(tiny_encoder)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     settings = teacher_settings(FAST)
-    lesson: Lesson[TaggedSentence] = _prepare(encoder, data, "pos", settings)
-    taught, counts = label_translations(encoder, lesson, 0, spans=False)
+    lesson: FinetuneExperiment[TaggedSentence] = _prepare(encoder, data, "pos", settings)
+    teacher_labeled, counts = label_translations(encoder, lesson, 0, spans=False)
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
     assert counts == {"labelled_by_teacher": N_TRAIN - 1, "translations_empty": 1}
     lines = read_untagged(data / "udpos" / "translate-train" / "de.txt")
-    assert [t.words for t, _ in taught["de"]] == [line.words for line in lines if line.words]
-    assert [number for _, number in taught["de"]] == [k for k in range(N_TRAIN) if k != 3]
-    # The same model, asked by way of a test.
-    model, names, _ = lesson.train(encoder, 0, Run(("en",), ()), lambda done, total: None)
-    asked = [TaggedSentence(t.words, t.tags) for t, _ in taught["de"]]
+    assert [t.words for t, _ in teacher_labeled["de"]] == [
+        line.words for line in lines if line.words
+    ]
+    assert [number for _, number in teacher_labeled["de"]] == [k for k in range(N_TRAIN) if k != 3]
+    # The same model, used for a test.
+    model, names, _ = lesson.train(encoder, 0, TransferRun(("en",), ()), lambda done, total: None)
+    asked = [TaggedSentence(t.words, t.tags) for t, _ in teacher_labeled["de"]]
     score = lesson.score(model, lesson.encode(asked, names))
     assert score.metrics["accuracy"] == 100
-    assert len({tag for t, _ in taught["de"] for tag in t.tags}) > 1
+    assert len({tag for t, _ in teacher_labeled["de"] for tag in t.tags}) > 1
 
 
-def test_names_are_valid_spans(tiny_encoder: Encoder, tmp_path: Path) -> None:
+def test_entity_tags_of_the_teacher_are_valid_spans(tiny_encoder: Encoder, tmp_path: Path) -> None:
     folder = tmp_path / "panx"
     (folder / "translate-train").mkdir(parents=True)
     for name in ("train-en.tsv", "dev-en.tsv"):
@@ -100,13 +102,13 @@ def test_names_are_valid_spans(tiny_encoder: Encoder, tmp_path: Path) -> None:
     lines = [" ".join(german[k % len(german)].words) for k in range(n_train)]
     (folder / "translate-train" / "train-de.txt").write_text("\n".join(lines), "utf-8")
     lesson = _prepare(copy_encoder(tiny_encoder), tmp_path, "ner", teacher_settings(FAST))
-    taught, _ = label_translations(copy_encoder(tiny_encoder), lesson, 0, spans=True)
-    for sentence, _ in taught["de"]:
+    teacher_labeled, _ = label_translations(copy_encoder(tiny_encoder), lesson, 0, spans=True)
+    for sentence, _ in teacher_labeled["de"]:
         for before, tag in zip(("O", *sentence.tags), sentence.tags, strict=False):
             assert not tag.startswith("I-") or before[2:] == tag[2:]
 
 
-def test_the_pupil_learns_from_both(tiny_encoder: Encoder, data: Path) -> None:
+def test_student_trains_on_both_languages(tiny_encoder: Encoder, data: Path) -> None:
     steps: list[tuple[int, int]] = []
     outcomes = measure_tagging(
         copy_encoder(tiny_encoder),
@@ -126,7 +128,7 @@ def test_the_pupil_learns_from_both(tiny_encoder: Encoder, data: Path) -> None:
         assert "learnt_from_part_of_dev" not in outcome.counts
 
 
-def test_a_plugged_pupil_reads_translations(tiny_encoder: Encoder, data: Path) -> None:
+def test_plug_in_student_reads_translations(tiny_encoder: Encoder, data: Path) -> None:
     veco = Veco.plug(tiny_encoder)
     settings = TaskSettings(setting="translate-train-all", plug="in", epochs=1, head="crf")
     en, de = measure_tagging(veco, data, task="pos", settings=settings, seed=0)
@@ -137,7 +139,9 @@ def test_a_plugged_pupil_reads_translations(tiny_encoder: Encoder, data: Path) -
     assert de.items is not None and len(de.items.numerators) == 15
 
 
-def test_lines_must_be_as_many(tiny_encoder: Encoder, data: Path, tmp_path: Path) -> None:
+def test_number_of_translated_lines_is_checked(
+    tiny_encoder: Encoder, data: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "udpos"
     (folder / "translate-train").mkdir(parents=True)
     (folder / "train-en.tsv").write_bytes((data / "udpos" / "train-en.tsv").read_bytes())
@@ -147,8 +151,8 @@ def test_lines_must_be_as_many(tiny_encoder: Encoder, data: Path, tmp_path: Path
         measure_tagging(copy_encoder(tiny_encoder), tmp_path, task="pos", settings=FAST, seed=0)
 
 
-def test_other_settings_do_not_see_translations(data: Path) -> None:
+def test_other_settings_ignore_translations(data: Path) -> None:
     files = find_files(data, "pos")
     assert list(files.untagged) == list(files.translated_tests) == ["de"]
-    assert Corpus(files, read_tagged, TaskSettings()).trainable == ["de", "en"]
-    assert Corpus(files, read_tagged, FAST).trainable == ["en"]
+    assert LabeledCorpus(files, read_tagged, TaskSettings()).trainable == ["de", "en"]
+    assert LabeledCorpus(files, read_tagged, FAST).trainable == ["en"]

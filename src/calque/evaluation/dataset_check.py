@@ -76,7 +76,7 @@ def check_data(
         tasks: Check the datasets of these tasks only. Default: all.
         progress: Called with the number of files that have been read.
 
-    Example:
+    Examples:
         >>> report = calque.check_data("data", ["xnli"])  # doctest: +SKIP
         >>> [(file.language, file.split, file.n_items) for file in report.found]  # doctest: +SKIP
         [('en', 'dev', 2490)]

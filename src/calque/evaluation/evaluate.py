@@ -118,7 +118,7 @@ def evaluate(
         The records of all requested runs. Without an output folder, the first error is raised;
         with one, it is part of the records.
 
-    Example:
+    Examples:
         >>> result = calque.evaluate("calque-mini", data="data", tasks="tatoeba")  # doctest: +SKIP
         >>> [(record["language"], record["value"]) for record in result.records]  # doctest: +SKIP
         [('de', 95.1), ('fr', 93.8)]

@@ -108,14 +108,14 @@ class TaskSettings:
         for name in ("weight_decay", "extra_layers"):
             _check(getattr(self, name) >= 0, name, self, "use 0 or a number above it")
         fix = "a frozen encoder has no cross-attention to train: choose another setting"
-        _check(self.plug == "out" or not self.freezes, "plug", self, fix)
+        _check(self.plug == "out" or not self.is_frozen, "plug", self, fix)
         fix = "a neutral space has its own layer and no maps: use neutral alone"
         others = (self.layer, self.layers, self.maps)
         chosen = self.center or any(value is not None for value in others)
         _check(not (self.neutral and chosen), "neutral", self, fix)
 
     @property
-    def freezes(self) -> bool:
+    def is_frozen(self) -> bool:
         """Whether the encoder is not trained."""
         return self.setting == "features"
 

@@ -1,4 +1,4 @@
-"""The one loop of fine-tuning: an encoder and a head on the examples of a task."""
+"""The fine-tuning loop: train an encoder and a head on the examples of a task, and predict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from calque.errors import InputError
-from calque.evaluation.finetuning.updates import Update, working_precision
+from calque.evaluation.finetuning.optimizer_step import OptimizerStep, working_precision
 from calque.models.attention import MAX_ROW_LENGTH
 from calque.models.pooling import BATCH_TOKENS
 from calque.tokens.layout import fit_batch_shape
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from calque.evaluation.finetuning.head_task import B, Examples, HeadModel
+    from calque.evaluation.finetuning.head_model import BatchT, Examples, HeadModel
     from calque.evaluation.settings import TaskSettings
     from calque.tokens.ragged import BatchShape
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class FineTuned:
-    """What happened: the mean loss of every epoch, and which epoch's weights the model has."""
+class FinetuneResult:
+    """Mean loss of every epoch, and the epoch whose weights the model has."""
 
     losses: list[float]
     dev_scores: list[float]
@@ -45,21 +45,21 @@ class FineTuned:
 
 def fine_tune(
     model: HeadModel,
-    examples: Examples[B],
+    examples: Examples[BatchT],
     settings: TaskSettings,
     *,
     seed: int,
     score_dev: Callable[[], float] | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> FineTuned:
-    """Train a model in place on examples; the same seed on the same machine, the same weights.
+) -> FinetuneResult:
+    """Train a model in place; the same seed on the same machine gives the same weights.
 
-    Every epoch draws its batches anew, within a budget of real tokens. On CUDA all of them have one
-    shape and lie on the device before the epoch begins, and no update waits for the device. With
-    `select="best"`, `score_dev` (higher is better) decides after every epoch which to keep.
+    Every epoch has new random batches within a budget of real tokens. On CUDA all of them have one
+    shape and are on the device before the epoch starts, and no step waits for the device. With
+    `select="best"`, `score_dev` (higher is better) decides after every epoch which one to keep.
     """
     if not len(examples.lengths):
-        raise InputError("no examples to learn from", fix="give a training file")
+        raise InputError("there are no training examples", fix="add a training file")
     device = next(model.parameters()).device
     started, done = time.perf_counter(), 0
     plans = [
@@ -68,10 +68,12 @@ def fine_tune(
     ]
     shape = _choose_shape(examples.lengths, plans, device)
     n_updates = sum(map(len, plans))
-    keeper = _BestWeights(model) if settings.select == "best" and score_dev else None
+    best = _BestWeights(model) if settings.select == "best" and score_dev else None
     losses: list[float] = []
-    with _own_randomness(seed, device), _current(device):
-        update = Update(model, settings, n_updates, replays=_can_replay(model, settings, shape))
+    with _seeded(seed, device), _on_device(device):
+        update = OptimizerStep(
+            model, settings, n_updates, can_replay=_can_replay(model, settings, shape)
+        )
         for plan in plans:
             model.train()
             batches = [examples.collate(rows, shape).to(device) for rows in plan]
@@ -81,16 +83,16 @@ def fine_tune(
                 done += 1
                 on_progress(done, n_updates)
             losses.append(_mean_loss(found, len(losses) + 1))
-            if keeper is not None and score_dev is not None:
-                keeper.offer(score_dev())
-    epoch = settings.epochs if keeper is None else keeper.restore()
+            if best is not None and score_dev is not None:
+                best.offer(score_dev())
+    epoch = settings.epochs if best is None else best.restore()
     model.eval()
-    # The losses are of weights before each update: what the last one did is seen here alone.
-    with _current(device), torch.no_grad(), working_precision(model, settings):
-        _check_loss(float(model(batches[-1])), "after the last update")
-    return FineTuned(
+    # Each loss belongs to the weights before the step; this checks the weights after the last one.
+    with _on_device(device), torch.no_grad(), working_precision(model, settings):
+        _check_loss(float(model(batches[-1])), "after the last step")
+    return FinetuneResult(
         losses,
-        [] if keeper is None else keeper.scores,
+        [] if best is None else best.scores,
         epoch,
         n_updates,
         int(examples.lengths.sum()) * settings.epochs,
@@ -100,14 +102,14 @@ def fine_tune(
 
 def predict(
     model: HeadModel,
-    examples: Examples[B],
+    examples: Examples[BatchT],
     settings: TaskSettings,
-    answer: Callable[[B], Any],
+    predict_batch: Callable[[BatchT], Any],
     batch_tokens: int | None = None,
-) -> Iterator[tuple[IntArray, B, Any]]:
-    """Give rows, their batch and its answer, those of similar length together, longest first.
+) -> Iterator[tuple[IntArray, BatchT, Any]]:
+    """Yield rows, their batch and its predictions; similar lengths together, longest first.
 
-    Answers stay on the device, and the next batch does not wait for them: read them afterwards.
+    Predictions stay on the device, and the next batch does not wait for them: read them afterwards.
     """
     device = next(model.parameters()).device
     budget = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
@@ -117,26 +119,26 @@ def predict(
         for rows in batch_by_length(examples.lengths, budget):
             batch = examples.collate(rows).to(device)
             with torch.no_grad(), working_precision(model, settings):
-                found = answer(batch)
+                found = predict_batch(batch)
             yield rows, batch, found
     finally:
         model.train(was_training)
 
 
 def plan_epoch(lengths: IntArray, batch_tokens: int, seed: int, epoch: int) -> list[IntArray]:
-    """Draw the batches of an epoch: every example once, in random order."""
+    """Return the random batches of an epoch, in which every example occurs once."""
     order = np.random.default_rng([seed, epoch]).permutation(len(lengths))
     longest = int(lengths.max())
     if longest > batch_tokens:
         raise InputError(
-            f"batch_tokens={batch_tokens} cannot hold an example of {longest} tokens",
+            f"an example has {longest} tokens, but batch_tokens is {batch_tokens}",
             fix="raise batch_tokens or lower max_length",
         )
     return [order[batch] for batch in batch_in_order(lengths[order], batch_tokens)]
 
 
 class _BestWeights:
-    """Keeps the weights of the epoch with the highest score, the earliest of equals."""
+    """Keeps the weights of the epoch with the highest score, the earliest one of several."""
 
     def __init__(self, model: HeadModel) -> None:
         self.model, self.scores = model, list[float]()
@@ -157,41 +159,40 @@ class _BestWeights:
 
 
 @contextmanager
-def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw dropout from the seed, and leave the random state of others as it was."""
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the random numbers of the block, and restore the global state afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derive_seed(seed, 0))
         yield
 
 
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Make the model's device the current one: a recording sees no work on any other."""
+def _on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a CUDA device the current one, which CUDA graphs require."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _choose_shape(
     lengths: IntArray, plans: list[list[IntArray]], device: torch.device
 ) -> BatchShape | None:
-    """One shape for all batches, where that saves launches; a CPU rather saves padding."""
+    """Return one shape for all batches on CUDA; on a CPU padding would cost more than it saves."""
     if device.type != "cuda":
         return None
     return fit_batch_shape(lengths, [batch for plan in plans for batch in plan])
 
 
 def _can_replay(model: HeadModel, settings: TaskSettings, shape: BatchShape | None) -> bool:
-    """Tell whether an update is of a kind that was seen to record well.
+    """Return whether a step can be recorded as a CUDA graph.
 
-    A recording bears no waiting for the device, as attention over long rows does that has dropout
-    or single precision. With the flash kernel, and in layers that cannot be fused, it was not
-    tried on a GPU yet.
+    A graph must not wait for the device, which attention over long rows with dropout or single
+    precision does. The flash kernel and layers that cannot be fused have not been tested.
     """
-    if shape is None or not settings.graphs or not model.replays:
+    if shape is None or not settings.graphs or not model.can_replay:
         return False
     return shape.row <= MAX_ROW_LENGTH and model.encoder.can_fuse
 
 
 def _mean_loss(losses: list[Tensor], epoch: int) -> float:
-    """Average an epoch's losses: the one time that the device is waited for."""
+    """Return the mean loss of an epoch; only here the loop waits for the device."""
     mean = float(torch.stack(losses).mean())
     _check_loss(mean, f"of epoch {epoch}")
     return mean
@@ -200,4 +201,4 @@ def _mean_loss(losses: list[Tensor], epoch: int) -> float:
 def _check_loss(loss: float, when: str) -> None:
     if not math.isfinite(loss):
         fix = "lower learning_rate and head_learning_rate"
-        raise InputError(f"the loss {when} is {loss}", fix=fix)
+        raise InputError(f"the training loss {when} is {loss}", fix=fix)

@@ -1,6 +1,6 @@
-"""Plug-in fine-tuning of VECO: examples beside their translations, each reading the other.
+"""Plug-in fine-tuning of VECO: examples and their translations, each reading the other.
 
-Luo et al., 2021, section 3.1: x is predicted from [H_x ; S_x], its translation y from [H_y ; S_y].
+Luo et al. (2021), section 3.1: x is predicted from [H_x ; S_x], its translation y from [H_y ; S_y].
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Paired(Generic[T]):
-    """An example and its translation, if there is one, which may be learnt from as well."""
+class TranslatedExample(Generic[T]):
+    """An example and its translation, if there is one; the translation may be trained on too."""
 
     example: T
     other: T | None = None
@@ -41,73 +41,76 @@ class Paired(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class PluggedTokens(TensorBatch):
-    """Pairs to read, and which of their tokens have a partner."""
+class PlugInTokens(TensorBatch):
+    """Pairs of sequences, and which of their tokens have a translation."""
 
     pairs: PairedTokens
     is_paired: Bool[Tensor, "tokens"]
 
     @property
     def ids(self) -> Tensor:
-        """Give the tokens of all pairs."""
+        """The token ids of all pairs."""
         return self.pairs.tokens.ids
 
 
 @dataclass(frozen=True, slots=True)
 class PairRows:
-    """Pairs of sequences by their numbers; −1 on the right where there is no translation.
+    """Pairs of sequences by number; −1 on the right if there is no translation.
 
-    `asks_left` and `asks_right` say whose labels count.
+    `counts_left` and `counts_right` say whose labels count in the loss.
     """
 
     left: IntArray
     right: IntArray
-    asks_left: BoolArray
-    asks_right: BoolArray
+    counts_left: BoolArray
+    counts_right: BoolArray
 
     def sequences(self, rows: IntArray) -> IntArray:
-        """List the sequences of some pairs, all left ones first; −1 where there is none."""
+        """Return the sequences of some pairs, all left ones first; −1 if there is none."""
         return np.concatenate([self.left[rows], self.right[rows]])
 
-    def asked(self, rows: IntArray) -> BoolArray:
-        """Tell of the same sequences whether their labels count."""
-        return np.concatenate([self.asks_left[rows], self.asks_right[rows]])
+    def counted(self, rows: IntArray) -> BoolArray:
+        """Return whether the labels of the same sequences count."""
+        return np.concatenate([self.counts_left[rows], self.counts_right[rows]])
 
     def count_tokens(self, text: Ragged) -> IntArray:
-        """Count the tokens of every pair."""
+        """Return the number of tokens of every pair."""
         return text.lengths[self.left] + np.where(self.right < 0, 0, text.lengths[self.right])
 
-    def place(
+    def collate(
         self, text: Ragged, rows: IntArray, *, pad_id: int, shape: BatchShape | None
-    ) -> tuple[PluggedTokens, PackedPairLayout]:
-        """Lay out some pairs, and say where their tokens are."""
+    ) -> tuple[PlugInTokens, PackedPairLayout]:
+        """Return a batch of some pairs, and the positions of their tokens."""
         right = self.right[rows]
-        is_there = right >= 0
+        has_translation = right >= 0
         lengths = np.zeros(len(rows), dtype=np.int64)
-        lengths[is_there] = text.lengths[right[is_there]]
-        others = Ragged(reorder(text, right[is_there]).ids, lengths)
+        lengths[has_translation] = text.lengths[right[has_translation]]
+        others = Ragged(reorder(text, right[has_translation]).ids, lengths)
         own = reorder(text, self.left[rows])
-        placed = build_packed_pair_layout(own, others, pad_id=pad_id, shape=shape)
-        is_paired = np.zeros(len(placed.pairs.tokens.ids), dtype=np.bool_)
-        owners = np.concatenate([np.repeat(is_there, own.lengths), np.repeat(is_there, lengths)])
-        is_paired[placed.slots[owners]] = True
-        return PluggedTokens(placed.pairs, torch.from_numpy(is_paired)), placed
+        layout = build_packed_pair_layout(own, others, pad_id=pad_id, shape=shape)
+        is_paired = np.zeros(len(layout.pairs.tokens.ids), dtype=np.bool_)
+        owners = np.concatenate(
+            [np.repeat(has_translation, own.lengths), np.repeat(has_translation, lengths)]
+        )
+        is_paired[layout.slots[owners]] = True
+        return PlugInTokens(layout.pairs, torch.from_numpy(is_paired)), layout
 
 
-def read_plugged(encoder: Encoder, tokens: PluggedTokens) -> Float[Tensor, "tokens both"]:
-    """Give [H ; S] of all tokens, or [H ; H] of a text without a translation.
+def encode_plug_in(encoder: Encoder, tokens: PlugInTokens) -> Float[Tensor, "tokens both"]:
+    """Return [H ; S] of all tokens, or [H ; H] for a text without a translation.
 
-    So a missing translation is plug-out: the same head, and nothing that the cross-attention says.
+    Paper: a missing translation is not discussed; [H ; H] uses the same head without the
+    cross-attention, as in plug-out.
     """
     alone, paired = encode_alone_and_paired(encoder, tokens.pairs)
     return torch.cat([alone, torch.where(tokens.is_paired[:, None], paired, alone)], dim=-1)
 
 
-def check_plug(encoder: Encoder, *, can_plug: bool) -> None:
-    """Refuse to plug in what is not there."""
-    if not can_plug:
+def check_plug_in(encoder: Encoder, *, supports_plug_in: bool) -> None:
+    """Raise InputError if the task or the model does not support plug-in fine-tuning."""
+    if not supports_plug_in:
         fix = "set plug=out, or choose pos, ner, xnli, pawsx or reviews"
-        raise InputError("plug=in: this task has no plug-in fine-tuning", fix=fix)
+        raise InputError("this task does not support plug=in", fix=fix)
     if not isinstance(encoder, Veco):
-        fix = "give a model trained with cross_attention_lm (RUN/model), or set plug=out"
-        raise InputError("plug=in: this model has no cross-attention", fix=fix)
+        fix = "use a model trained with cross_attention_lm (RUN/model), or set plug=out"
+        raise InputError("plug=in needs a model with cross-attention", fix=fix)

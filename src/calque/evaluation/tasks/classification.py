@@ -19,11 +19,15 @@ import numpy as np
 import torch
 
 from calque.errors import InputError
-from calque.evaluation.finetuning.experiment import Lesson, PlugIn, Scored
+from calque.evaluation.finetuning.experiment import FinetuneExperiment, PlugInSetup, TestScores
 from calque.evaluation.finetuning.finetune import predict
-from calque.evaluation.finetuning.head_task import HeadModel, longest_sequence, place_on
-from calque.evaluation.finetuning.plug_in import Paired, PairRows
-from calque.evaluation.finetuning.transfer import Corpus, Partners, choose_tests
+from calque.evaluation.finetuning.head_model import (
+    HeadModel,
+    max_sequence_length,
+    move_to_device_of,
+)
+from calque.evaluation.finetuning.plug_in import PairRows, TranslatedExample
+from calque.evaluation.finetuning.transfer import LabeledCorpus, TranslatedPairs, choose_tests
 from calque.evaluation.records import ItemScores
 from calque.evaluation.settings import remember
 from calque.io.labeled import LabeledText, read_labeled_pairs
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
-    from calque.evaluation.finetuning.plug_in import PluggedTokens
+    from calque.evaluation.finetuning.plug_in import PlugInTokens
     from calque.evaluation.records import LanguageScores
     from calque.evaluation.settings import TaskSettings
     from calque.models.encoder import Encoder
@@ -52,7 +56,7 @@ if TYPE_CHECKING:
 class ClassBatch:
     """Sequences, the place of each one's first token, and its class."""
 
-    tokens: TokenBatch | PluggedTokens
+    tokens: TokenBatch | PlugInTokens
     firsts: Int[Tensor, "sentences"]
     labels: Int[Tensor, "sentences"]
 
@@ -138,18 +142,18 @@ class ClassPairs:
     def collate(self, rows: IntArray, shape: BatchShape | None = None) -> ClassBatch:
         """Lay out some pairs, without padding or up to a fixed shape; examples come first."""
         texts = self.texts
-        tokens, placed = self.rows.place(texts.text, rows, pad_id=texts.pad_id, shape=shape)
+        tokens, placed = self.rows.collate(texts.text, rows, pad_id=texts.pad_id, shape=shape)
         n_most = 2 * (len(rows) if shape is None else max(shape.sequences, len(rows)))
         firsts, labels = np.zeros(n_most, np.int64), np.full(n_most, NO_LABEL, np.int64)
-        numbers, is_asked = self.rows.sequences(rows), self.rows.asked(rows)
+        numbers, is_counted = self.rows.sequences(rows), self.rows.counted(rows)
         firsts[: len(numbers)] = placed.starts
-        labels[: len(numbers)] = np.where(is_asked, texts.labels[numbers], NO_LABEL)
+        labels[: len(numbers)] = np.where(is_counted, texts.labels[numbers], NO_LABEL)
         return ClassBatch(tokens, torch.from_numpy(firsts), torch.from_numpy(labels))
 
 
 def encode_class_pairs(
     encode: Callable[[Sequence[LabeledText], list[str]], ClassExamples],
-    pairs: Sequence[Paired[LabeledText]],
+    pairs: Sequence[TranslatedExample[LabeledText]],
     classes: list[str],
 ) -> ClassPairs:
     """Encode examples and their translations as a plain classifier would read them."""
@@ -174,14 +178,14 @@ def encode_class_pairs(
 class TextClassifier(HeadModel):
     """Classifies a sequence by the state of its first token."""
 
-    can_plug = True
+    supports_plug_in = True
 
     def __init__(
         self, encoder: Encoder, n_classes: int, settings: TaskSettings, generator: torch.Generator
     ) -> None:
         super().__init__(encoder, settings, generator)
         self.head = SentenceClassifier(self.width, n_classes, settings.dropout, generator)
-        place_on(self, encoder)
+        move_to_device_of(self, encoder)
 
     def score(self, batch: ClassBatch) -> Float[Tensor, "sentences classes"]:
         """Give every class its score."""
@@ -203,29 +207,29 @@ class TextClassifier(HeadModel):
 
 
 def make_lesson(
-    encoder: Encoder, corpus: Corpus[LabeledText], settings: TaskSettings
-) -> Lesson[LabeledText]:
+    encoder: Encoder, corpus: LabeledCorpus[LabeledText], settings: TaskSettings
+) -> FinetuneExperiment[LabeledText]:
     """Say how a classifier learns a corpus; its score is accuracy, an item an example."""
-    longest, tokenizer = longest_sequence(encoder, settings), encoder.tokenizer
+    longest, tokenizer = max_sequence_length(encoder, settings), encoder.tokenizer
 
     def make_model(
         encoder: Encoder, classes: list[str], generator: torch.Generator
     ) -> TextClassifier:
         return TextClassifier(encoder, len(classes), settings, generator)
 
-    def score(model: TextClassifier, test: ClassExamples | ClassPairs) -> Scored:
+    def score(model: TextClassifier, test: ClassExamples | ClassPairs) -> TestScores:
         right = model.classify(test, settings) == test.labels
         items = ItemScores(right.astype(np.float64), np.ones(len(right)))
-        return Scored({"accuracy": items.score}, items)
+        return TestScores({"accuracy": items.score}, items)
 
     def encode(examples: Sequence[LabeledText], classes: list[str]) -> ClassExamples:
         return encode_texts(tokenizer, examples, classes, longest)
 
     plug = None
     if settings.plug == "in":
-        partners = Partners(corpus, corpus.read, _find_original)
-        plug = PlugIn(partners, partial(encode_class_pairs, encode))
-    return Lesson(
+        partners = TranslatedPairs(corpus, corpus.read, _find_original)
+        plug = PlugInSetup(partners, partial(encode_class_pairs, encode))
+    return FinetuneExperiment(
         corpus,
         labels_of=lambda example: (example.label,),
         check_labels=list,
@@ -272,7 +276,7 @@ def measure_pairs(
 def list_languages(data: Path, settings: TaskSettings, task: TaskName) -> list[str]:
     """List the languages that the files allow to test in this setting, the source first."""
     corpus = _open(data, settings, task)
-    return choose_tests(settings, corpus.trainable, corpus.files.tested)
+    return choose_tests(settings, corpus.trainable, corpus.files.test_languages)
 
 
 def find_files(data: Path, task: TaskName) -> TaskFiles:
@@ -284,8 +288,8 @@ def find_files(data: Path, task: TaskName) -> TaskFiles:
     return files
 
 
-def _open(data: Path, settings: TaskSettings, task: TaskName) -> Corpus[LabeledText]:
-    return Corpus(
+def _open(data: Path, settings: TaskSettings, task: TaskName) -> LabeledCorpus[LabeledText]:
+    return LabeledCorpus(
         find_files(data, task),
         read_labeled_pairs,
         settings,

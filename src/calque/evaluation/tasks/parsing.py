@@ -26,15 +26,19 @@ import torch
 
 from calque.errors import InputError
 from calque.evaluation.finetuning.finetune import fine_tune, predict
-from calque.evaluation.finetuning.head_task import HeadModel, longest_sequence, place_on
+from calque.evaluation.finetuning.head_model import (
+    HeadModel,
+    max_sequence_length,
+    move_to_device_of,
+)
+from calque.evaluation.finetuning.optimizer_step import working_precision
 from calque.evaluation.finetuning.transfer import (
-    Run,
+    TransferRun,
     choose_tests,
     measure_runs,
     pick_languages,
     plan_runs,
 )
-from calque.evaluation.finetuning.updates import working_precision
 from calque.evaluation.records import ItemScores, LanguageScores
 from calque.evaluation.settings import remember
 from calque.io.conllu import ParsedSentence, read_trees, sample_evenly
@@ -334,9 +338,11 @@ class Parser(HeadModel):
     ) -> None:
         super().__init__(encoder, settings, generator)
         self.head, self.root = BiaffineHead(encoder.hidden_size, n_relations, generator), root
-        place_on(self, encoder)
+        move_to_device_of(self, encoder)
 
-    def score(self, batch: ParseBatch) -> tuple[BiaffineFeatures, Float[Tensor, "rows words heads"]]:
+    def score(
+        self, batch: ParseBatch
+    ) -> tuple[BiaffineFeatures, Float[Tensor, "rows words heads"]]:
         """Give the parts that words can play, and the scores of all heads."""
         views: BiaffineFeatures = self.head.view(self.read(batch.tokens))
         return views, self.head.score_arcs(views, batch.cells, batch.is_word)
@@ -442,7 +448,9 @@ def find_treebanks(data: Path) -> Treebanks:
     return Treebanks(**found)
 
 
-def prepare(encoder: Encoder, files: Treebanks, run: Run, settings: TaskSettings) -> ParseData:
+def prepare(
+    encoder: Encoder, files: Treebanks, run: TransferRun, settings: TaskSettings
+) -> ParseData:
     """Read and encode what a run needs, once for all seeds of a process."""
     dev = run.sources if settings.select == "best" else ()
     for name in dev:
@@ -452,7 +460,11 @@ def prepare(encoder: Encoder, files: Treebanks, run: Run, settings: TaskSettings
     paths = [files.train[name] for name in run.sources]
     paths += [files.dev[name] for name in dev] + [files.test[name] for name in run.tests]
     choices = (settings.max_words, settings.overlap, settings.subtypes)
-    sizes = (settings.train_examples, settings.test_examples, longest_sequence(encoder, settings))
+    sizes = (
+        settings.train_examples,
+        settings.test_examples,
+        max_sequence_length(encoder, settings),
+    )
     stamps = tuple((str(path), path.stat().st_mtime_ns) for path in paths)
     key = ("parsing", run, stamps, choices, sizes, bool(dev))
     return remember(encoder.tokenizer, key, lambda: _read_all(encoder, files, run, dev, settings))
@@ -478,7 +490,7 @@ def count_words(text: ParsedText, relations: Sequence[str]) -> dict[str, int]:
 
 
 def _read_all(
-    encoder: Encoder, files: Treebanks, run: Run, dev: Sequence[str], settings: TaskSettings
+    encoder: Encoder, files: Treebanks, run: TransferRun, dev: Sequence[str], settings: TaskSettings
 ) -> ParseData:
     train: list[ParsedSentence] = []
     for name in run.sources:
@@ -491,7 +503,7 @@ def _read_all(
             encoder.tokenizer,
             sentences,
             numbers,
-            longest_sequence(encoder, settings),
+            max_sequence_length(encoder, settings),
             max_words=settings.max_words,
             overlap=settings.overlap,
             one_window=one_window,
@@ -534,7 +546,7 @@ def measure_parsing(
     tests = pick_languages(list_languages(data, settings), languages, data)
     runs = plan_runs(settings, list(files.train), tests)
 
-    def measure(run: Run, on_progress: OnProgress) -> list[LanguageScores]:
+    def measure(run: TransferRun, on_progress: OnProgress) -> list[LanguageScores]:
         prepared = prepare(encoder, files, run, settings)
         return _measure_run(encoder, prepared, settings, seed, on_progress)
 

@@ -30,9 +30,9 @@ import torch
 
 from calque.errors import InputError
 from calque.evaluation.finetuning.finetune import fine_tune, predict
-from calque.evaluation.finetuning.head_task import HeadModel, place_on
+from calque.evaluation.finetuning.head_model import HeadModel, move_to_device_of
 from calque.evaluation.finetuning.transfer import (
-    Run,
+    TransferRun,
     choose_tests,
     measure_runs,
     pick_languages,
@@ -491,7 +491,7 @@ class SpanFinder(HeadModel):
     ) -> None:
         super().__init__(encoder, settings, generator)
         self.output = make_linear(encoder.hidden_size, 2, generator)
-        place_on(self, encoder)
+        move_to_device_of(self, encoder)
 
     def score(
         self, batch: WindowBatch
@@ -597,7 +597,7 @@ def measure_questions(
     tests = pick_languages(list_languages(data, settings, task=task), languages, data)
     runs = plan_runs(settings, list(files.train), tests)
 
-    def measure(run: Run, on_progress: OnProgress) -> list[LanguageScores]:
+    def measure(run: TransferRun, on_progress: OnProgress) -> list[LanguageScores]:
         prepared = _prepare(encoder, files, run, settings)
         return _measure_run(encoder, prepared, task, settings, seed, on_progress)
 
@@ -652,7 +652,7 @@ def _measure_run(
 
 
 def _prepare(
-    encoder: Encoder, files: QuestionSet, run: Run, settings: TaskSettings
+    encoder: Encoder, files: QuestionSet, run: TransferRun, settings: TaskSettings
 ) -> QuestionData:
     """Read and encode what a run needs, once for all seeds of a process."""
     longest = min(settings.max_length or WINDOW, encoder.max_tokens)

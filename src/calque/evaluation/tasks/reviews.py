@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calque.errors import InputError
-from calque.evaluation.finetuning.transfer import Corpus, choose_tests
+from calque.evaluation.finetuning.transfer import LabeledCorpus, choose_tests
 from calque.evaluation.settings import remember
 from calque.evaluation.tasks.classification import make_lesson
 from calque.io.labeled import (
@@ -50,7 +50,7 @@ def measure_reviews(
 def list_languages(data: Path, settings: TaskSettings) -> list[str]:
     """List the languages that the files allow to test in this setting, the source first."""
     corpus = _open(data, settings)
-    return choose_tests(settings, corpus.trainable, corpus.files.tested)
+    return choose_tests(settings, corpus.trainable, corpus.files.test_languages)
 
 
 def find_files(data: Path) -> TaskFiles:
@@ -64,7 +64,7 @@ def find_files(data: Path) -> TaskFiles:
     return files
 
 
-def _open(data: Path, settings: TaskSettings) -> Corpus[LabeledText]:
+def _open(data: Path, settings: TaskSettings) -> LabeledCorpus[LabeledText]:
     dropped: dict[Path, Counter[str]] = {}
 
     def read(path: Path) -> list[LabeledText]:
@@ -72,4 +72,4 @@ def _open(data: Path, settings: TaskSettings) -> Corpus[LabeledText]:
             return read_labeled_texts(path)
         return read_reviews(path, dropped.setdefault(path, Counter()))
 
-    return Corpus(find_files(data), read, settings, dropped=dropped)
+    return LabeledCorpus(find_files(data), read, settings, dropped=dropped)

@@ -27,17 +27,21 @@ import numpy as np
 import torch
 
 from calque.errors import InputError
-from calque.evaluation.finetuning.experiment import Lesson, PlugIn, Scored
+from calque.evaluation.finetuning.experiment import FinetuneExperiment, PlugInSetup, TestScores
 from calque.evaluation.finetuning.finetune import predict
-from calque.evaluation.finetuning.head_task import HeadModel, longest_sequence, place_on
-from calque.evaluation.finetuning.plug_in import Paired, PairRows
+from calque.evaluation.finetuning.head_model import (
+    HeadModel,
+    max_sequence_length,
+    move_to_device_of,
+)
+from calque.evaluation.finetuning.plug_in import PairRows, TranslatedExample
 from calque.evaluation.finetuning.transfer import (
-    Corpus,
+    LabeledCorpus,
     OnProgress,
-    Partners,
-    Run,
+    TransferRun,
+    TranslatedPairs,
     choose_tests,
-    tell_part,
+    report_part,
 )
 from calque.evaluation.records import ItemScores
 from calque.evaluation.settings import remember
@@ -57,8 +61,8 @@ from calque.models.heads import NO_LABEL, make_linear, mean_cross_entropy
 from calque.tokens.layout import build_packed_layout
 from calque.tokens.ragged import BatchShape, Ragged, add_special_tokens, ranges, reorder
 from calque.tokens.tokenizer import boundary_ids
-from calque.tokens.windows import split_into_word_windows
-from calque.tokens.words import EncodedWords, WordEncoder
+from calque.tokens.windows import split_encoded_words
+from calque.tokens.words import WordEncoder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -66,7 +70,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
-    from calque.evaluation.finetuning.plug_in import PluggedTokens
+    from calque.evaluation.finetuning.plug_in import PlugInTokens
     from calque.evaluation.records import LanguageScores
     from calque.evaluation.settings import TaskSettings
     from calque.models.encoder import Encoder
@@ -142,7 +146,9 @@ def _find_runs(tags: IntArray, single: npt.NDArray[np.bool_], lengths: IntArray)
     return np.stack([bounds[:-1], bounds[1:], tags[bounds[:-1]]], axis=1)
 
 
-def _compare(gold: IntArray, found: IntArray, lengths: IntArray) -> tuple[ItemScores, dict[str, float]]:
+def _compare(
+    gold: IntArray, found: IntArray, lengths: IntArray
+) -> tuple[ItemScores, dict[str, float]]:
     known = set(map(tuple, gold.tolist()))
     is_right = np.array([tuple(span) in known for span in found.tolist()], dtype=np.bool_)
     ends = np.cumsum(lengths)
@@ -165,7 +171,7 @@ class TagBatch:
     For whole sequences, `grid` holds the places of a window's tagged words, one window a row.
     """
 
-    tokens: TokenBatch | PluggedTokens
+    tokens: TokenBatch | PlugInTokens
     labels: Int[Tensor, "tokens"]
     grid: Int[Tensor, "windows words"]
     inside: Bool[Tensor, "windows words"]
@@ -224,7 +230,7 @@ class TagExamples:
 
 
 def lay_tags(
-    tokens: TokenBatch | PluggedTokens,
+    tokens: TokenBatch | PlugInTokens,
     slots: IntArray,
     tags: IntArray,
     n_words: IntArray,
@@ -257,8 +263,10 @@ def encode_tagged(
     head = int(marks[0] is not None)
     room = longest - head - int(marks[1] is not None)
     # A word's first subword is all that is used of it, so that no word need be cut in two.
-    pieces, n_shortened = WordEncoder(tokenizer).encode([s.words for s in sentences]).truncate_words(room)
-    spans, n_long = _cut_sentences(pieces, room, overlap)
+    pieces, n_shortened = (
+        WordEncoder(tokenizer).encode([s.words for s in sentences]).truncate_words(room)
+    )
+    spans, n_long = split_encoded_words(pieces, room, overlap)
     start, stop, first, last = spans.T
     begins = pieces.first_pieces[start]
     lengths = pieces.first_pieces[stop] - begins
@@ -293,24 +301,6 @@ def encode_tagged(
         tokenizer.pad_token_id or 0,
         {name: count for name, count in counts.items() if count},
     )
-
-
-def _cut_sentences(pieces: EncodedWords, room: int, overlap: float) -> tuple[IntArray, int]:
-    """List start, stop, first and last word of every window, and count the sentences cut."""
-    bounds = pieces.first_words
-    lengths = np.diff(pieces.first_pieces[bounds])
-    whole = np.stack([bounds[:-1], bounds[1:], bounds[:-1], bounds[1:]], axis=1)
-    long = np.flatnonzero(lengths > room).tolist()
-    if not long:
-        return whole, 0
-    parts: list[IntArray] = []
-    done = 0
-    for row in long:
-        parts.append(whole[done:row])
-        n_pieces = pieces.n_pieces[bounds[row] : bounds[row + 1]]
-        parts.append(np.array(split_into_word_windows(n_pieces, room, overlap), dtype=np.int64) + bounds[row])
-        done = row + 1
-    return np.concatenate([*parts, whole[done:]]), len(long)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,13 +343,13 @@ class TagPairs:
     def find_words(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """Number the tagged words of some pairs, and say how many each of their windows has."""
         windows, first = self.rows.sequences(rows), self.both.first_words
-        n_words = np.where(self.rows.asked(rows), np.diff(first)[windows], 0)
+        n_words = np.where(self.rows.counted(rows), np.diff(first)[windows], 0)
         return ranges(first[:-1][windows], n_words), n_words
 
     def collate(self, rows: IntArray, shape: BatchShape | None = None) -> TagBatch:
         """Lay out some pairs, without padding or up to a fixed shape."""
         both = self.both
-        tokens, placed = self.rows.place(both.windows, rows, pad_id=both.pad_id, shape=shape)
+        tokens, placed = self.rows.collate(both.windows, rows, pad_id=both.pad_id, shape=shape)
         words, n_words = self.find_words(rows)
         windows = self.rows.sequences(rows)
         lengths = np.where(windows < 0, 0, both.windows.lengths[windows])
@@ -373,7 +363,7 @@ class TagPairs:
 
 def encode_tag_pairs(
     encode: Callable[[Sequence[TaggedSentence], list[str]], TagExamples],
-    pairs: Sequence[Paired[TaggedSentence]],
+    pairs: Sequence[TranslatedExample[TaggedSentence]],
     names: list[str],
 ) -> TagPairs:
     """Encode sentences and translations; of two that are cut, window k reads window k.
@@ -401,7 +391,7 @@ def encode_tag_pairs(
     return TagPairs(own, _join(own, others), pair_rows, counts)
 
 
-def _hide(pair: Paired[TaggedSentence]) -> TaggedSentence:
+def _hide(pair: TranslatedExample[TaggedSentence]) -> TaggedSentence:
     """Give a translation without the tags that are not to be learnt."""
     assert pair.other is not None
     if pair.learns_other:
@@ -442,7 +432,7 @@ class Tagger(HeadModel):
     With `spans`, a CRF only gives sequences in which every I- continues a span of its kind.
     """
 
-    can_plug = True
+    supports_plug_in = True
 
     def __init__(
         self,
@@ -457,7 +447,7 @@ class Tagger(HeadModel):
         self.head = make_linear(self.width, len(names), generator)
         self.chain = ConditionalRandomField(len(names)) if settings.head == "crf" else None
         self.allowed = allowed_span_transitions(names) if spans else None
-        place_on(self, encoder)
+        move_to_device_of(self, encoder)
 
     def forward(self, batch: TagBatch) -> Float[Tensor, ""]:
         """Give the mean loss of a word."""
@@ -500,7 +490,7 @@ def teacher_settings(settings: TaskSettings) -> TaskSettings:
 
 def label_translations(
     encoder: Encoder,
-    lesson: Lesson[TaggedSentence],
+    lesson: FinetuneExperiment[TaggedSentence],
     seed: int,
     spans: bool,
     on_progress: OnProgress = lambda done, total: None,
@@ -519,23 +509,26 @@ def label_translations(
             fix = "give a line for every sentence of the training file"
             raise InputError(problem, file=files.untagged[name], fix=fix)
     kept = {name: value.clone() for name, value in encoder.state_dict().items()}
-    model, names, _ = lesson.train(encoder, seed, Run((source,), ()), on_progress)
+    model, names, _ = lesson.train(encoder, seed, TransferRun((source,), ()), on_progress)
     assert isinstance(model, Tagger)
-    taught, n_empty = {}, 0
+    teacher_labeled, n_empty = {}, 0
     for language, sentences in texts.items():
         full = [number for number, sentence in enumerate(sentences) if sentence.words]
         n_empty += n_all - len(full)
         tagged = tag_sentences(model, lesson, [sentences[k] for k in full], names, spans)
-        taught[language] = list(zip(tagged, full, strict=True))
+        teacher_labeled[language] = list(zip(tagged, full, strict=True))
     with torch.no_grad():
         encoder.load_state_dict(kept)
-    counts = {"labelled_by_teacher": sum(map(len, taught.values())), "translations_empty": n_empty}
-    return taught, {name: count for name, count in counts.items() if count}
+    counts = {
+        "labelled_by_teacher": sum(map(len, teacher_labeled.values())),
+        "translations_empty": n_empty,
+    }
+    return teacher_labeled, {name: count for name, count in counts.items() if count}
 
 
 def tag_sentences(
     tagger: Tagger,
-    lesson: Lesson[TaggedSentence],
+    lesson: FinetuneExperiment[TaggedSentence],
     sentences: Sequence[TaggedSentence],
     names: list[str],
     spans: bool,
@@ -592,10 +585,10 @@ def measure_tagging(
 def list_languages(data: Path, settings: TaskSettings, task: TaskName) -> list[str]:
     """List the languages that the files allow to test in this setting, the source first."""
     files = find_files(data, task)
-    trainable = {*Corpus(files, READERS[task], settings).trainable}
+    trainable = {*LabeledCorpus(files, READERS[task], settings).trainable}
     if settings.setting == "translate-train-all":
         trainable |= files.untagged.keys()  # a teacher will tag them
-    return choose_tests(settings, sorted(trainable), files.tested)
+    return choose_tests(settings, sorted(trainable), files.test_languages)
 
 
 def find_files(data: Path, task: TaskName) -> TaskFiles:
@@ -614,19 +607,19 @@ def _teach(
     encoder: Encoder,
     data: Path,
     task: TaskName,
-    lesson: Lesson[TaggedSentence],
+    lesson: FinetuneExperiment[TaggedSentence],
     seed: int,
     on_progress: OnProgress,
-) -> tuple[Lesson[TaggedSentence], OnProgress]:
+) -> tuple[FinetuneExperiment[TaggedSentence], OnProgress]:
     """Let a tagger that learnt from the source alone label translations; half of the progress."""
     settings = teacher_settings(lesson.corpus.settings)
     key = (task, str(data), settings.hash())
     teacher = remember(encoder.tokenizer, key, lambda: _prepare(encoder, data, task, settings))
-    taught, counts = label_translations(
-        encoder, teacher, seed, task == NER, partial(tell_part, on_progress, 0, 2)
+    teacher_labeled, counts = label_translations(
+        encoder, teacher, seed, task == NER, partial(report_part, on_progress, 0, 2)
     )
-    taught_lesson = _prepare(encoder, data, task, lesson.corpus.settings, taught)
-    return replace(taught_lesson, counts=counts), partial(tell_part, on_progress, 1, 2)
+    taught_lesson = _prepare(encoder, data, task, lesson.corpus.settings, teacher_labeled)
+    return replace(taught_lesson, counts=counts), partial(report_part, on_progress, 1, 2)
 
 
 def _prepare(
@@ -634,10 +627,10 @@ def _prepare(
     data: Path,
     task: TaskName,
     settings: TaskSettings,
-    taught: Taught | None = None,
-) -> Lesson[TaggedSentence]:
+    teacher_labeled: Taught | None = None,
+) -> FinetuneExperiment[TaggedSentence]:
     """Find the files of a task; what is read and encoded of them serves the next seed, too."""
-    longest, tokenizer = longest_sequence(encoder, settings), encoder.tokenizer
+    longest, tokenizer = max_sequence_length(encoder, settings), encoder.tokenizer
 
     def encode(sentences: Sequence[TaggedSentence], names: list[str]) -> TagExamples:
         return encode_tagged(tokenizer, sentences, names, longest=longest, overlap=settings.overlap)
@@ -646,13 +639,13 @@ def _prepare(
         return Tagger(encoder, names, settings, generator, spans=task == NER)
 
     read = READERS[task]
-    corpus = Corpus(find_files(data, task), read, settings, taught=taught)
+    corpus = LabeledCorpus(find_files(data, task), read, settings, teacher_labeled=teacher_labeled)
     plug = None
     if settings.plug == "in":
         translated = partial(_read_translation, read)
-        partners = Partners(corpus, translated, is_empty=lambda line: not line.words)
-        plug = PlugIn(partners, partial(encode_tag_pairs, encode))
-    return Lesson(
+        partners = TranslatedPairs(corpus, translated, is_empty=lambda line: not line.words)
+        plug = PlugInSetup(partners, partial(encode_tag_pairs, encode))
+    return FinetuneExperiment(
         corpus,
         labels_of=lambda sentence: sentence.tags,
         check_labels=partial(_check_tags, task),
@@ -679,14 +672,14 @@ def _check_tags(task: TaskName, names: list[str]) -> list[str]:
 
 def _score(
     task: TaskName, settings: TaskSettings, tagger: Tagger, test: TagExamples | TagPairs
-) -> Scored:
+) -> TestScores:
     found = tagger.tag(test, settings)
     gold, names, lengths = test.tags, list(test.names), test.n_words
     if task == POS:
         items = score_words(gold, found, lengths)
         runs, _ = score_runs(gold, found, names, lengths)
-        return Scored({"accuracy": items.score, "f1": runs.score}, items)
+        return TestScores({"accuracy": items.score, "f1": runs.score}, items)
     items, shares = score_spans(gold, found, names, lengths)
     known = np.where(found < 0, names.index(OUTSIDE), found)
     _, n_repaired = repair_spans(known, names, lengths)
-    return Scored({"f1": items.score, **shares}, items, {"tags_repaired": n_repaired})
+    return TestScores({"f1": items.score, **shares}, items, {"tags_repaired": n_repaired})

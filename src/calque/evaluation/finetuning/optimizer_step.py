@@ -1,9 +1,4 @@
-"""The numbers a head task computes with: half precision on CUDA, single precision elsewhere.
-
-An update recorded as a CUDA graph: one launch instead of a thousand, which small models need.
-
-One update of fine-tuning: loss, gradients, clipping, AdamW, all without waiting for a device.
-"""
+"""One optimizer step of fine-tuning: loss, gradients, clipping, AdamW; optionally a CUDA graph."""
 
 from __future__ import annotations
 
@@ -22,64 +17,68 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from calque.evaluation.finetuning.head_task import DeviceBatch, HeadModel
+    from calque.evaluation.finetuning.head_model import DeviceBatch, HeadModel
     from calque.evaluation.settings import TaskSettings
 
 
 @contextmanager
 def working_precision(model: HeadModel, settings: TaskSettings) -> Iterator[None]:
-    """Compute in half precision on CUDA, where layers of the BERT kind run fused."""
+    """Compute in bfloat16 on CUDA, with fused layers where the encoder supports them."""
     device = next(model.parameters()).device
     half = device.type == "cuda" and settings.precision == "bf16"
-    fused, model.encoder.use_fused_layers = model.encoder.use_fused_layers, half and model.encoder.can_fuse
+    fused, model.encoder.use_fused_layers = (
+        model.encoder.use_fused_layers,
+        half and model.encoder.can_fuse,
+    )
     try:
-        # Cached casts of weights would be those of the update before in a replayed one.
+        # With a cache, a replayed step would use the weights of the previous step.
         with torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False):
             yield
     finally:
         model.encoder.use_fused_layers = fused
 
 
-# Updates before the recording: libraries set themselves up in them, the optimizer its state.
-N_EAGER = 3
+# Steps before the recording, in which libraries and the optimizer create their state.
+N_WARMUP_STEPS = 3
 
 
-class Replayed:
-    """Takes updates as they are at first, then records one and replays it with other batches.
+class GraphReplay:
+    """Runs some steps normally, then records one as a CUDA graph and replays it for other batches.
 
-    A batch of another shape than the recorded one is followed as it is. Random numbers go on from
-    update to update as they would without recording, so that a seed still decides them.
+    One launch replaces about a thousand, which matters for small models. A batch of another shape
+    than the recorded one is run normally. Random numbers advance as they would without a graph, so
+    a seed still determines the result.
     """
 
-    def __init__(self, follow: Callable[[Any], Tensor]) -> None:
-        self.follow = follow
-        self.n_taken = 0
+    def __init__(self, step: Callable[[Any], Tensor]) -> None:
+        self.step = step
+        self.n_steps = 0
         self.stream: torch.cuda.Stream | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batch: Any = None
         self.loss: Tensor | None = None
 
     def __call__(self, batch: Any) -> Tensor:
-        """Take one update; return its loss, still on the device."""
-        self.n_taken += 1
-        if self.n_taken <= N_EAGER:
+        """Run one step and return its loss, still on the device."""
+        self.n_steps += 1
+        if self.n_steps <= N_WARMUP_STEPS:
             return self._warm_up(batch)
         if self.graph is None:
             self._record(batch)
         assert self.graph is not None and self.loss is not None
-        if sizes_of(batch) != sizes_of(self.batch):
-            return self.follow(batch)
+        if tensor_sizes(batch) != tensor_sizes(self.batch):
+            return self.step(batch)
         copy_tensors(batch, self.batch)
         self.graph.replay()
         return self.loss.clone()
 
     def _warm_up(self, batch: Any) -> Tensor:
-        """Take an update beside the main stream, as recording wants it."""
+        """Run a step on a side stream, as CUDA graphs require before recording."""
         if self.stream is None:
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            loss = self.follow(batch)
+            loss = self.step(batch)
         torch.cuda.current_stream().wait_stream(self.stream)
         return loss
 
@@ -87,34 +86,34 @@ class Replayed:
         self.batch = clone_tensors(batch)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.loss = self.follow(self.batch)
+            self.loss = self.step(self.batch)
 
 
-def tensors_of(batch: Any) -> list[Tensor]:
-    """List the tensors of a batch and of the batches in it, in the order of their fields."""
+def list_tensors(batch: Any) -> list[Tensor]:
+    """Return the tensors of a batch and of nested batches, in the order of their fields."""
     found: list[Tensor] = []
     for field in fields(batch):
         value = getattr(batch, field.name)
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif is_dataclass(value):
-            found += tensors_of(value)
+            found += list_tensors(value)
     return found
 
 
-def sizes_of(batch: Any) -> list[torch.Size]:
-    """List the sizes of all tensors of a batch."""
-    return [tensor.shape for tensor in tensors_of(batch)]
+def tensor_sizes(batch: Any) -> list[torch.Size]:
+    """Return the sizes of all tensors of a batch."""
+    return [tensor.shape for tensor in list_tensors(batch)]
 
 
 def copy_tensors(batch: Any, into: Any) -> None:
-    """Copy the tensors of a batch over those of another of the same sizes."""
-    torch._foreach_copy_(tensors_of(into), tensors_of(batch))
+    """Copy the tensors of a batch into those of another batch of the same sizes."""
+    torch._foreach_copy_(list_tensors(into), list_tensors(batch))
 
 
 def clone_tensors(batch: Any) -> Any:
-    """Copy a batch, so that its tensors may be written over."""
-    device = tensors_of(batch)[0].device
+    """Return a copy of a batch whose tensors may be overwritten."""
+    device = list_tensors(batch)[0].device
     copy = batch.to("cpu").to(device)
     torch.cuda.synchronize(device)
     return copy
@@ -123,35 +122,37 @@ def clone_tensors(batch: Any) -> Any:
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
-class Update:
-    """Takes the updates of a run: learning rates rise over the warm-up, then fall linearly."""
+class OptimizerStep:
+    """The optimizer steps of a run: the learning rates rise during warm-up, then fall linearly."""
 
     def __init__(
-        self, model: HeadModel, settings: TaskSettings, n_updates: int, *, replays: bool = False
+        self, model: HeadModel, settings: TaskSettings, n_updates: int, *, can_replay: bool = False
     ) -> None:
         self.model, self.settings, self.n_updates = model, settings, n_updates
         self.optimizer = build_optimizer(model, settings)
         self.peaks = [group["peak"] for group in self.optimizer.param_groups]
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        take: Callable[[Any], Tensor] = self._take
-        self._follow = Replayed(take) if replays else take
+        step: Callable[[Any], Tensor] = self._step
+        self._run = GraphReplay(step) if can_replay else step
 
     def __call__(self, batch: DeviceBatch, number: int) -> Float[Tensor, ""]:
-        """Take update `number`, counted from 0; return the loss, still on the device."""
-        self._set_rates(number)
-        return self._follow(batch)
+        """Run step `number`, counted from 0, and return the loss, still on the device."""
+        self._set_learning_rates(number)
+        return self._run(batch)
 
-    def _set_rates(self, number: int) -> None:
-        # The last update is to count as well: the rate reaches 0 one step after it.
+    def _set_learning_rates(self, number: int) -> None:
+        # The rate reaches 0 one step after the last, so that the last step counts too.
         warmup = math.ceil(self.settings.warmup * self.n_updates)
-        factor = learning_rate_factor(number + 1, kind="linear", warmup=warmup, steps=self.n_updates + 1)
+        factor = learning_rate_factor(
+            number + 1, kind="linear", warmup=warmup, steps=self.n_updates + 1
+        )
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(factor * peak)
             else:
                 group["lr"] = factor * peak
 
-    def _take(self, batch: Any) -> Tensor:
+    def _step(self, batch: Any) -> Tensor:
         with working_precision(self.model, self.settings):
             loss: Tensor = self.model(batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -162,11 +163,11 @@ class Update:
 
 
 def build_optimizer(model: HeadModel, settings: TaskSettings) -> torch.optim.AdamW:
-    """Make AdamW with a rate for the encoder and one for the head, decay on matrices only."""
+    """Return AdamW with separate rates for encoder and head; only matrices decay."""
     body = {id(parameter) for parameter in model.encoder.parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
-        raise InputError("nothing to train", fix="give the task a head")
+        raise InputError("no weight of the model is trained", fix="use a task with a head")
     cuda = trained[0].is_cuda
     groups: list[dict[str, Any]] = []
     for in_body, rate in ((True, settings.learning_rate), (False, settings.head_learning_rate)):
