@@ -77,7 +77,8 @@ class Row:
 
 def main() -> None:
     options = parse_options()
-    restart_with_threads(options.threads)
+    if not options.tiny:
+        restart_with_threads(options.threads)
     torch.set_num_threads(options.threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -94,7 +95,9 @@ def main() -> None:
         counts = {name: options.peer_n if name in PEERS else len(pairs) for name in ways}
         rows = measure(ways, pairs, counts, n_rounds)
         if not is_cuda:
-            rows["calque align FILE -o OUT, itermax"] = measure_command(job, pairs, n_rounds)
+            rows["calque align FILE -o OUT, itermax"] = measure_command(
+                job, pairs, n_rounds, tiny=options.tiny
+            )
     clock = "wall" if is_cuda else "cpu"
     show(rows)
     show_ratios(rows, clock)
@@ -229,18 +232,21 @@ def measure(
     return rows
 
 
-def measure_command(job: Job, pairs: Sequence[Pair], n_rounds: int) -> Row:
-    """Time the whole command, minus its time for a few pairs."""
+def measure_command(job: Job, pairs: Sequence[Pair], n_rounds: int, *, tiny: bool) -> Row:
+    """Time the whole command, minus its time for a few pairs; with --tiny, call its function."""
     whole = write_pairs(job.scratch / "all.txt", pairs[WARM_UP_PAIRS:])
     few = write_pairs(job.scratch / "few.txt", pairs[:WARM_UP_PAIRS])
     links = job.scratch / "links"
     command = [sys.executable, "-m", "calque", "align", "-o", str(links)]
-    options = {"model": job.folder, "device": job.device, "layer": job.layer}
+    options = {"model": str(job.folder), "device": job.device, "layer": job.layer}
     options |= {"method": METHODS[0], "encode": ENCODINGS[0]}
     command += [str(part) for name, value in options.items() for part in (f"--{name}", value)]
 
     def align(text: Path) -> None:
         links.unlink(missing_ok=True)
+        if tiny:
+            calque.align_file(text, output=links, **options)
+            return
         done = subprocess.run([*command, str(text)], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise SystemExit(f"calque align failed:\n{done.stderr}")

@@ -168,7 +168,10 @@ def test_a_list_of_bad_lines_takes_the_place_of_nothing(
     Path("in").write_text("a ||| b\n")
     for options, problem in (
         (["--skip-bad", "in"], "in: the file is both input and output"),
-        (["--skip-bad", "out", "-o", "out"], "out: the file is both -o and --skip-bad (choose two files)"),
+        (
+            ["--skip-bad", "out", "-o", "out"],
+            "out: the file is both -o and --skip-bad (choose two files)",
+        ),
     ):
         assert run(["align", "in", *options]) == 2
         assert problem in capsys.readouterr().err
@@ -217,7 +220,10 @@ def test_a_closed_pipe_is_quiet(text: bytes) -> None:
         (["nothing"], "nothing: no such file"),
         (["bad", "-o", "out"], "bad, line 2: invalid UTF-8 at byte 1"),
         (["bad"], "bad, line 2: invalid UTF-8 at byte 1"),
-        (["good", "short", "-o", "out"], "good: the file has 4 lines, but short has 1 (line 2 has no count"),
+        (
+            ["good", "short", "-o", "out"],
+            "good: the file has 4 lines, but short has 1 (line 2 has no count",
+        ),
         (["good", "good"], "good: both sides are the same file"),
         (["good", "-o", "no/out"], "no/out: the file cannot be created: its folder does not exist"),
         (["good", "-o", "good"], "good: the file is both input and output"),

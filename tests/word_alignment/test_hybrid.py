@@ -77,12 +77,6 @@ def test_links_add_by_direction(lexicon: LinkLexicon, tiny_encoder: Encoder) -> 
     np.testing.assert_allclose(linked - bare, expected, atol=1e-6)
 
 
-def test_distances_from_the_diagonal(lexicon: LinkLexicon, tiny_encoder: Encoder) -> None:
-    bare = score(lexicon, tiny_encoder, False, HybridWeights(links=0.0))
-    with_distance = score(lexicon, tiny_encoder, False, HybridWeights(links=0.0, distance=2.0))
-    np.testing.assert_allclose((bare - with_distance)[0], [[0, 1], [1, 0]], atol=1e-6)
-
-
 @pytest.fixture(scope="module")
 def bitext(demo_rows: list[Row]) -> list[Pair]:
     return [(row[2].split(), row[1].split()) for row in demo_rows if row[0] == "de"] * 4

@@ -127,8 +127,9 @@ def align_file(
 ) -> AlignResult:
     """Link the words of the sentence pairs in a file and write one line of links per pair.
 
-    >>> calque.align_file("de-en.tsv", output="links", tokenize="de-en")  # doctest: +SKIP
-    AlignResult(output=PosixPath('links'), aligner='neural argmax layer 8', ...)
+    Examples:
+        >>> calque.align_file("de-en.tsv", output="links", tokenize="de-en")  # doctest: +SKIP
+        AlignResult(output=PosixPath('links'), aligner='neural argmax layer 8', ...)
 
     Args:
         src: File with lines `source ||| target` or `source TAB target`, or the source side if
@@ -367,9 +368,9 @@ def cut_blocks(
 def build_splitter(languages: tuple[str, str] | None) -> SplitPair:
     """Return a function that splits pairs into words: by language, or at spaces if None."""
     if languages is None:
-        src = tgt = SPACED_WORD.findall
-    else:
-        src, tgt = map(get_word_splitter, languages)
+        find_words = SPACED_WORD.findall
+        return lambda pair: (find_words(pair.src), find_words(pair.tgt))
+    src, tgt = map(get_word_splitter, languages)
     return lambda pair: (src(pair.src), tgt(pair.tgt))
 
 

@@ -41,13 +41,11 @@ SHARPNESS = 20.0
 class HybridWeights:
     """Weights of the statistical evidence relative to the encoder's cosine times 20.
 
-    One set for all languages. `distance` weighs the distance from the diagonal; it made links worse
-    in all experiments, so it is 0.
+    One set for all languages. A weight of the distance from the diagonal made links worse.
     """
 
     lexicon: float = 1.0
     links: float = 4.0  # where both directions agree; half of it for one direction
-    distance: float = 0.0
     # Added to every count and to every total, so that a word seen once does not get probability 1.
     count: float = 0.001
     total: float = 0.1
@@ -60,10 +58,11 @@ WEIGHTS = {"eflomal": HybridWeights(), "fast-align": HybridWeights(links=1.0)}
 class HybridAligner:
     """Links words with an encoder and with what a statistical aligner learned from a bitext.
 
-    >>> statistical = calque.StatisticalAligner.train(pairs)                      # doctest: +SKIP
-    >>> hybrid = calque.HybridAligner(calque.load(), statistical)                 # doctest: +SKIP
-    >>> hybrid.align([(["das", "Haus"], ["the", "house"])])                       # doctest: +SKIP
-    [[(0, 0), (1, 1)]]
+    Examples:
+        >>> statistical = calque.StatisticalAligner.train(pairs)  # doctest: +SKIP
+        >>> hybrid = calque.HybridAligner(calque.load(), statistical)  # doctest: +SKIP
+        >>> hybrid.align([(["das", "Haus"], ["the", "house"])])  # doctest: +SKIP
+        [[(0, 0), (1, 1)]]
 
     Args:
         words: A loaded model, or an aligner made from it by `build_hybrid_words`.
@@ -170,9 +169,6 @@ class StatisticalEvidence:
         links = self._to_matrices(owners, src_first, tgt_first, shape)
         scores = self.weights.lexicon * self._score_words(src, tgt, links)
         scores += self.weights.links * links
-        if self.weights.distance:
-            distances = _distances(src_stop - src_first, tgt_stop - tgt_first)
-            scores -= self.weights.distance * distances
         return torch.from_numpy(scores.astype(np.float32))
 
     def _score_words(
@@ -210,10 +206,3 @@ def _word_range(side: WindowSide, rows: IntArray, owners: IntArray) -> tuple[Int
     """Return the first and last word of some windows, counted within their pairs."""
     begin = side.pieces.first_words[owners]
     return side.first[rows] - begin, side.stop[rows] - begin
-
-
-def _distances(n_src: IntArray, n_tgt: IntArray) -> FloatArray:
-    """Return |i/n − j/m| for all words of windows of n and m words."""
-    i, j = ((np.arange(n.max()) + 0.5)[None] / np.maximum(n, 1)[:, None] for n in (n_src, n_tgt))
-    distances: FloatArray = np.abs(i[:, :, None] - j[:, None, :]).astype(np.float32)
-    return distances

@@ -206,8 +206,9 @@ def link_bitext(
 
     All input is checked first. A bitext that is finished stays, whatever happens to the next.
 
-    >>> calque.link_bitext("en-de.tsv", "linked").total.n_kept     # doctest: +SKIP
-    28
+    Examples:
+        >>> calque.link_bitext("en-de.tsv", "linked").total.n_kept  # doctest: +SKIP
+        28
 
     Args:
         bitexts: Files with lines `source TAB target` or `source ||| target`, or the two sides of

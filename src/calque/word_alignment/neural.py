@@ -94,9 +94,10 @@ class AlignSettings:
 class WordAligner:
     """Links the words of sentence pairs with the hidden states of an encoder.
 
-    >>> aligner = calque.WordAligner(calque.load())                # doctest: +SKIP
-    >>> aligner.align([(["das", "Haus"], ["the", "house"])])       # doctest: +SKIP
-    [[(0, 0), (1, 1)]]
+    Examples:
+        >>> aligner = calque.WordAligner(calque.load())  # doctest: +SKIP
+        >>> aligner.align([(["das", "Haus"], ["the", "house"])])  # doctest: +SKIP
+        [[(0, 0), (1, 1)]]
 
     Args:
         encoder: A loaded model.

@@ -54,9 +54,10 @@ class StatisticalAligner:
     fast_align always gives a pair the same links. eflomal does not: it samples, takes no seed, and
     the sentences of a block influence each other.
 
-    >>> aligner = calque.StatisticalAligner.train(pairs, "fast-align")            # doctest: +SKIP
-    >>> aligner.align([(["das", "Haus"], ["the", "house"])])                      # doctest: +SKIP
-    [[(0, 0), (1, 1)]]
+    Examples:
+        >>> aligner = calque.StatisticalAligner.train(pairs, "fast-align")  # doctest: +SKIP
+        >>> aligner.align([(["das", "Haus"], ["the", "house"])])  # doctest: +SKIP
+        [[(0, 0), (1, 1)]]
     """
 
     kind: StatisticalKind
