@@ -128,7 +128,8 @@ def _execute_in_workers(
     n_threads = str(max(1, (os.cpu_count() or 1) // options.jobs))
     for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         os.environ.setdefault(name, n_threads)
-    context = multiprocessing.get_context("spawn")
+    # CUDA does not survive a fork.
+    context = multiprocessing.get_context(getattr(options, "start_method", "spawn"))
     pipes = [context.Pipe() for _ in range(options.jobs)]
     workers = [
         context.Process(target=_work, args=(pipe[1], options, number, execute))
@@ -244,7 +245,11 @@ def main() -> None:
     for jobs in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
             options = argparse.Namespace(
-                out=Path(folder), jobs=jobs, minutes=1, start=time.monotonic()
+                out=Path(folder),
+                jobs=jobs,
+                minutes=1,
+                start=time.monotonic(),
+                start_method="fork",
             )
             execute_runs(options, RunQueue(options, runs), sleep)
             done = sorted(path.name for path in options.out.glob("[ab]-*"))
