@@ -266,13 +266,12 @@ def describe_text(text: Path) -> dict[str, int]:
 def train_method(options: argparse.Namespace, method: str, seed: int, folder: Path) -> Path:
     """Train or solve, and give the folder of the finished model; that of the start for none."""
     from calque.models.loading import find_model
-    from calque.training.closed_form import fit_maps, is_closed_form
     from calque.training.loop import train
 
     recipe = make_recipe(options, method, seed)
     if recipe is None:
         return find_model(options.start)
-    return (fit_maps if is_closed_form(recipe) else train)(recipe, options.text, folder)
+    return train(recipe, output=folder, prepared=options.text).model
 
 
 # Scoring.

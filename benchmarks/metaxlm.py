@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from run_queue import RunQueue, execute_runs, remove_leftovers
 from metaxlm_report import (
     AER,
     BASE,
@@ -48,6 +47,7 @@ from metaxlm_report import (
     unpack_results,
     write_report,
 )
+from run_queue import RunQueue, execute_runs, remove_leftovers
 
 
 @dataclass(frozen=True)
@@ -231,13 +231,13 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{cell.name}.", dir=options.out) as place:
         run = Path(place) / "run"
         if cell.method == MONO:
-            model = train(mono_recipe(options), options.pack / "english", run)
+            model = train(mono_recipe(options), output=run, prepared=options.pack / "english").model
             growth = scores = {}
         else:
             growth = grow_start(options, cell, Path(place) / "start")
             times["grow"] = time.perf_counter()
             recipe = make_recipe(options, cell, Path(place) / "start")
-            model = train(recipe, options.pack / "text", run)
+            model = train(recipe, output=run, prepared=options.pack / "text").model
         times["train"] = time.perf_counter()
         if cell.method == MONO:
             publish_mono(options, model)

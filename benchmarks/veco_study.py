@@ -39,9 +39,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from run_queue import RunQueue, execute_runs, remove_leftovers
 from metaxlm import MAX_LENGTH, SHAPE, TINY_SHAPE, result_path, score_model
 from metaxlm_report import unpack_results
+from run_queue import RunQueue, execute_runs, remove_leftovers
 from veco_report import (
     DIRECTIONS,
     FULL,
@@ -259,7 +259,11 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
             times["train"] = time.perf_counter()
         else:
             text = options.pack / "text"
-            model = train(recipe, output=run, prepared=text).model if is_trained else find_model(options.mini)
+            model = (
+                train(recipe, output=run, prepared=text).model
+                if is_trained
+                else find_model(options.mini)
+            )
             times["train"] = time.perf_counter()
             if not is_known:
                 encoder = model / "encoder" if (model / "encoder").is_dir() else model
@@ -383,20 +387,19 @@ def learn_translation(options: argparse.Namespace, cell: Cell, run: Path) -> dic
 
     Nothing is saved: so many checkpoints would take longer to write than to make.
     """
+    from calque.training.run import Run
     from calque.training.telemetry import Telemetry
 
     recipe = make_recipe(options, cell)
-    trainer = make_trainer(options, cell, recipe, run)
-    run.mkdir(parents=True)
-    trainer.compile_step()
+    state = Run(recipe, options.pack / "pairs", run)
+    state.compile_step()
     begin = time.perf_counter()
-    with Telemetry(
-        run, recipe.schedule.steps, start_step=0, is_main=True, tensorboard=False
-    ) as telemetry:
-        trainer._go(telemetry)
+    with Telemetry(run, recipe.schedule.steps) as telemetry:
+        trainer = make_trainer(options, cell, state, telemetry)
+        trainer.train()
     trained = time.perf_counter()
     n_lines = options.curve_lines if options.tiny else None
-    final = measure(trainer, cell, options.pack / "multi30k", options.test, n_lines, beams=5)
+    final = measure(state, cell, options.pack / "multi30k", options.test, n_lines, beams=5)
     return {
         "curve": trainer.curve,
         **final.metrics,
@@ -407,33 +410,34 @@ def learn_translation(options: argparse.Namespace, cell: Cell, run: Path) -> dic
     }
 
 
-def make_trainer(options: argparse.Namespace, cell: Cell, recipe: Any, run: Path) -> Any:
-    """Make a trainer that measures BLEU where it would save."""
+def make_trainer(options: argparse.Namespace, cell: Cell, state: Any, telemetry: Any) -> Any:
+    """Build a trainer that measures BLEU where it would save a checkpoint."""
     from calque.training.loop import Trainer
 
+    recipe = state.recipe
+
     class CurveTrainer(Trainer):
-        """Measures BLEU along training, and saves nothing."""
+        """Measures BLEU during training, and saves nothing."""
 
         def __init__(self) -> None:
-            super().__init__(recipe, options.pack / "pairs", run)
+            super().__init__(state, telemetry)
             self.curve: list[tuple[int, float]] = []
 
-        def _do_what_is_due(self, figures: Any, telemetry: Any) -> None:
-            last = self.step == recipe.schedule.steps
-            if last or self.step % recipe.telemetry.every == 0:
-                self.watch.check()
-                self._tell(figures, telemetry)
-            if last or self.step % recipe.checkpoints.every == 0:
+        def after_step(self, metrics: Any) -> None:
+            if state.is_finished or state.step % recipe.telemetry.every == 0:
+                self.guard.check()
+                self.log_step(metrics)
+            if state.is_finished or state.step % recipe.checkpoints.every == 0:
                 with telemetry.paused():
                     lines = options.curve_lines
-                    found = measure(self, cell, options.pack / "multi30k", "val", lines, beams=1)
-                self.curve.append((self.step, found.bleu))
+                    found = measure(state, cell, options.pack / "multi30k", "val", lines, beams=1)
+                self.curve.append((state.step, found.bleu))
 
     return CurveTrainer()
 
 
 def measure(
-    trainer: Any, cell: Cell, folder: Path, name: str, n_lines: int | None, *, beams: int
+    run: Any, cell: Cell, folder: Path, name: str, n_lines: int | None, *, beams: int
 ) -> Any:
     """Translate a test set by a model in training, and score it."""
     from calque.evaluation.tasks.machine_translation import measure_translation, read_test_set
@@ -441,11 +445,11 @@ def measure(
 
     src, tgt = cell.direction.split("-")
     sources, references = read_test_set(folder / f"{name}.{src}", folder / f"{name}.{tgt}")
-    trainer.module.eval()
-    translator = Translator(trainer.encoder, beams=beams, tgt_lang=tgt, src_lang=src)
-    with trainer.accelerator.autocast():
+    run.module.eval()
+    translator = Translator(run.encoder, beams=beams, tgt_lang=tgt, src_lang=src)
+    with run.accelerator.autocast():
         found = measure_translation(translator, sources[:n_lines], references[:n_lines])
-    trainer.module.train()
+    run.module.train()
     return found
 
 
