@@ -53,9 +53,7 @@ def align(
     ],
     tgt: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[TARGET]", help="The target side, line by line.", show_default=False
-        ),
+        typer.Argument(metavar="TARGET", help="The target side, line by line.", show_default=False),
     ] = None,
     output: Annotated[
         Path | None,
@@ -314,7 +312,7 @@ def links(
     bitexts: Annotated[
         list[str],
         typer.Argument(
-            metavar="BITEXT...",
+            metavar="BITEXT",
             help="Lines 'source TAB target' or 'source ||| target', or two sides: news.en news.de.",
         ),
     ],
