@@ -36,13 +36,13 @@ def test_several_models_and_a_picture(
     models = ["--model", "calque-mini", "--model", str(folder)]
     sentences = ["The rumor may be true.", "Das Gerücht könnte wahr sein."]
     assert run(["attention", *sentences, *models, "-o", str(picture), "--layer", "2"]) == 0
-    told = capsys.readouterr()
-    cells = read_cells(told.out)
+    captured = capsys.readouterr()
+    cells = read_cells(captured.out)
     assert all(len(row) == 4 for row in cells)
     assert cells[7][1] != "–"
     assert cells[7][2:] == ["–", "–"]  # the second model has four layers
     assert picture.read_text().startswith("<?xml")
-    assert f"{picture}: shares by layer" in told.err
+    assert f"{picture}: shares by layer" in captured.err
 
 
 @pytest.mark.parametrize(

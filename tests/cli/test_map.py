@@ -201,7 +201,7 @@ def test_invalid_dictionaries(
     problem: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Of either kind, and before anything is learnt."""
+    """Both kinds of dictionaries are checked before the first language is mapped."""
     if content is not None:
         (folder / "xx.txt").write_text(content)
     options = {"--dictionary": str(folder / "en-de.train.txt"), option: str(folder / "xx.txt")}

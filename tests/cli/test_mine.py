@@ -169,7 +169,7 @@ def test_an_impossible_index_is_reported_before_the_work(
     out = texts[0].parent / "out.tsv"
     assert mine(*texts, "-o", out, "--index", index) == 2
     said = capsys.readouterr().err
-    assert f"no index is called '{index}', or not for vectors of 384 numbers" in said
+    assert f"FAISS has no index '{index}' for vectors of 384 dimensions" in said
     assert not out.exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ def embed_file(
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         progress: Called with the stage, the lines done and their number.
 
-    Example:
+    Examples:
         >>> calque.embed_file("news.de", output="news.npy").counts.n_sentences  # doctest: +SKIP
         2000
     """
@@ -144,7 +145,8 @@ def embed_file(
         if progress is not None:
             progress("reading", 0, None)
         n_lines = count_input_lines(file, skip_bad=skipped is not None)
-        encoder = load_encoder(model, device, maps=None if language is None else maps or True)
+        map_folder = True if maps is None else os.fspath(maps)
+        encoder = load_encoder(model, device, maps=None if language is None else map_folder)
         lines = read_lines(file, skipped, blank_bad=True)
         number, transform = choose_output(encoder, layer, raw, language)
         counts, total = EmbedCounts(), np.zeros(encoder.hidden_size)

@@ -58,7 +58,7 @@ def neutralize(
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         progress: Called with the stage, the languages done and their number.
 
-    Example:
+    Examples:
         >>> texts = ["en.txt", "de.txt", "fr.txt"]
         >>> calque.neutralize("calque-mini", texts, output="neutral").n_removed  # doctest: +SKIP
         2

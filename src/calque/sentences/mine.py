@@ -135,12 +135,12 @@ def mine(
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         progress: Called with the stage, the sentences done and their number.
 
-    Example:
+    Examples:
         >>> calque.mine("news.de", "news.en", output="de-en.tsv").n_pairs  # doctest: +SKIP
         1207
     """
     files, output = (os.fspath(src), os.fspath(tgt)), Path(output)
-    inputs = [*files, *map(os.fspath, vectors or ()), *([os.fspath(dev)] if dev else [])]
+    inputs = [*files, *(os.fspath(path) for path in (*(vectors or ()), *([dev] if dev else [])))]
     _check_options(margin, retrieval, neighbors, probes)
     _check_inputs(inputs, threshold, dev is not None, vectors is not None)
     check_output_file(output, inputs)

@@ -70,7 +70,7 @@ def pair_attention(
             they continue those of the first. Default: as the model was trained, or `continue`.
         progress: Called with the stage, the models done and their number.
 
-    Example:
+    Examples:
         >>> (result,) = calque.pair_attention("Take a seat", "Setz dich")  # doctest: +SKIP
         >>> [round(share, 2) for share in result.shares]  # doctest: +SKIP
         [0.16, 0.2, 0.21, 0.19, 0.24, 0.31, 0.33, 0.28]
@@ -90,7 +90,10 @@ def pair_attention(
             measurements.append(_measure_cross_attention(Veco.load(veco_folder), pair))
         label = str(name or encoder.folder.name)
         tokens = _decode_tokens(encoder, pair.src), _decode_tokens(encoder, pair.tgt)
-        results += [PairAttention(label, kind, *tokens, *rest) for kind, *rest in measurements]
+        results += [
+            PairAttention(label, kind, *tokens, src_to_tgt, tgt_to_src, uniform)
+            for kind, src_to_tgt, tgt_to_src, uniform in measurements
+        ]
         if progress is not None:
             progress("reading", number, len(models))
     return results

@@ -176,7 +176,7 @@ def extract_vectors(
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         progress: Called with the stage, the sentences done and their number.
 
-    Example:
+    Examples:
         >>> calque.extract_vectors("wiki.de.txt", language="de", output="de.vec")  # doctest: +SKIP
         ExtractResult(output=PosixPath('de.vec'), ...)
     """

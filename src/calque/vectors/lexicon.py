@@ -112,7 +112,7 @@ def induce_lexicon(
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         progress: Called with the stage, the words done and their number.
 
-    Example:
+    Examples:
         >>> result = calque.induce_lexicon("en.vec", "de.vec", mutual=True)  # doctest: +SKIP
         >>> result.entries[:2]  # doctest: +SKIP
         [('the', 'der', 0.12), ('of', 'von', 0.21)]

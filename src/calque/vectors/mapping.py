@@ -143,7 +143,7 @@ def map_vectors(
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         progress: Called with the stage, the number of files or rounds done, and the total.
 
-    Example:
+    Examples:
         >>> result = calque.map_vectors(["en.vec", "de.vec"], output="mapped")  # doctest: +SKIP
         >>> result.languages[1].chosen  # doctest: +SKIP
         'unsupervised'
@@ -196,7 +196,8 @@ def name_languages(files: Sequence[PathLike] | Mapping[str, PathLike]) -> dict[s
         paths = {language: os.fspath(path) for language, path in files.items()}
     else:
         paths = {}
-        for file in map(os.fspath, files):
+        for path_or_name in files:
+            file = os.fspath(path_or_name)
             language, equals, path = file.partition("=")
             if not equals or "/" in language or Path(file).exists():
                 language, path = Path(file).name.split(".")[0], file
@@ -398,8 +399,8 @@ def map_spaces(
             center,
             NormalizedSpace.from_vectors(language, vectors, settings),
             settings,
-            *train_pairs.get(language, (None, 0)),
-            *dev_pairs.get(language, (None, 0)),
+            train_pairs.get(language, (None, 0)),
+            dev_pairs.get(language, (None, 0)),
             on_round,
         )
         for language, vectors in spaces.items()
@@ -446,13 +447,12 @@ def _choose_method(
     center: NormalizedSpace,
     other: NormalizedSpace,
     settings: MapSettings,
-    train: IndexPairs | None,
-    n_train_entries: int,
-    dev: IndexPairs | None,
-    n_dev_entries: int,
+    train_pairs: tuple[IndexPairs | None, int],
+    dev_pairs: tuple[IndexPairs | None, int],
     on_round: OnRound,
 ) -> _Choice:
-    """Try all methods on a language, and choose one."""
+    """Try all methods on a language, and choose one; dictionaries come with their sizes."""
+    (train, n_train_entries), (dev, n_dev_entries) = train_pairs, dev_pairs
     task = MappingTask(center, other, train, dev)
     trials = [] if dev is None else [try_unaligned(task)]
     for method in settings.methods:

@@ -60,7 +60,7 @@ class WordVectors:
     The matrix may be mapped from a file: then pages are read when used, and changes to it affect
     neither the file nor other processes. `n_duplicates` repeated words were left out by `load`.
 
-    Example:
+    Examples:
         >>> vectors = calque.WordVectors.load("wiki.de.vec", max_words=200_000)  # doctest: +SKIP
         >>> vectors.neighbors("Katze", k=2)  # doctest: +SKIP
         [('Hund', 0.73), ('Kater', 0.71)]
@@ -141,13 +141,14 @@ class WordVectors:
     def look_up(self, words: Iterable[str]) -> IntArray:
         """Return the row of every word, −1 for unknown words.
 
-        >>> WordVectors(["cat", "dog"], np.eye(2, dtype=np.float32)).look_up(["dog", "gnu"])
-        array([ 1, -1])
+        Examples:
+            >>> WordVectors(["cat", "dog"], np.eye(2, dtype=np.float32)).look_up(["dog", "gnu"])
+            array([ 1, -1])
         """
         return _look_up(self.index, words)
 
     @overload
-    def neighbors(self, queries: str, k: int = 10) -> list[tuple[str, float]]: ...
+    def neighbors(self, queries: str, k: int = 10) -> list[tuple[str, float]]: ...  # type: ignore[overload-overlap]
     @overload
     def neighbors(
         self, queries: Sequence[str] | Matrix, k: int = 10
