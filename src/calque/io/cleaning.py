@@ -207,7 +207,7 @@ def clean_bitext(
         skip_bad: File that lists invalid lines, which are then skipped instead of an error.
         progress: Called with the number of pairs read.
 
-    Example:
+    Examples:
         >>> import calque
         >>> result = calque.clean_bitext("en-de.tsv", output="clean.tsv")  # doctest: +SKIP
         >>> result.n_kept, result.dropped                                  # doctest: +SKIP
