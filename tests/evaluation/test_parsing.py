@@ -1,4 +1,4 @@
-"""Parsing as a task: trees encoded, padded shapes that change nothing, a parser that learns."""
+"""Parsing: encoded trees, padded shapes, windows, and training of a parser."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from calque.evaluation.tasks.parsing import (
     ParseExamples,
     Parser,
     encode_trees,
-    find_treebanks,
+    find_files,
     list_languages,
-    measure_parsing,
+    measure,
 )
 from calque.io.conllu import ParsedSentence, find_tree_error, read_trees
 from calque.models.encoder import Encoder
@@ -78,17 +78,19 @@ def test_a_batch_by_hand(tiny_encoder: Encoder) -> None:
     tokenizer = tiny_encoder.tokenizer.backend_tokenizer
     pieces = [len(tokenizer.encode([w], is_pretokenized=True).ids) - 2 for w in ("dogs", "bark")]
     dogs, bark = 1, 1 + pieces[0]
-    go = bark + pieces[1] + 2  # behind the end of one sentence and the start of the other
+    go = bark + pieces[1] + 2  # after the special tokens between two sentences
     n_tokens = len(batch.tokens.ids)
-    assert batch.places.tolist()[:3] == [dogs, bark, go]
+    assert batch.positions.tolist()[:3] == [dogs, bark, go]
     words = {dogs: (0, bark, 0), bark: (1, n_tokens, 1), go: (2, n_tokens, 1)}
-    other_tokens = (4, n_tokens, NO_LABEL)  # the cell beyond, the root, nothing to learn
+    other_tokens = (4, n_tokens, NO_LABEL)  # the cell after the last, the root, no label
     for token in range(n_tokens):
         known = (batch.cells[token], batch.head_rows[token], batch.relations[token])
         assert tuple(map(int, known)) == words.get(token, other_tokens)
 
 
-def test_a_fixed_shape_changes_no_loss(tiny_encoder: Encoder, trees: list[ParsedSentence]) -> None:
+def test_fixed_shape_does_not_change_the_loss(
+    tiny_encoder: Encoder, trees: list[ParsedSentence]
+) -> None:
     examples = encode(tiny_encoder, trees, one_window=True)
     rows = np.random.default_rng(0).permutation(len(trees))[:9]
     plain = examples.collate(rows)
@@ -103,7 +105,7 @@ def test_a_fixed_shape_changes_no_loss(tiny_encoder: Encoder, trees: list[Parsed
         torch.testing.assert_close(parser(padded), parser(plain), rtol=1e-4, atol=1e-5)
 
 
-def test_a_batch_parses_as_its_sentences_alone(
+def test_batch_gives_the_same_trees_as_single_sentences(
     tiny_encoder: Encoder, trees: list[ParsedSentence]
 ) -> None:
     parser = make_parser(tiny_encoder)
@@ -127,7 +129,7 @@ def test_a_batch_parses_as_its_sentences_alone(
         assert find_tree_error(heads) is None
         kinds = together.relations[begin : begin + n]
         assert kinds.tolist() == found.relations.tolist()
-        # The root's relation is the root's alone; here it has the number 0.
+        # Only the root has the relation of the root, which has number 0 here.
         assert ((kinds == 0) == (np.array(heads) == 0)).all()
         begin += n
     assert begin == len(together.heads)
@@ -141,10 +143,10 @@ def test_long_sentences_are_read_in_windows(
     assert examples.n_cut == 0
     assert examples.windows.lengths.max() <= 24
     assert examples.n_words.tolist() == [len(tree.words) for tree in trees]
-    # Every word's place has its own first subword.
+    # The position of every word has its first subword.
     batch = examples.collate(np.arange(len(trees)))
     words = [word for tree in trees for word in tree.words]
-    ids = batch.tokens.ids[batch.places[: len(words)]]
+    ids = batch.tokens.ids[batch.positions[: len(words)]]
     for word, number in zip(words, ids.tolist(), strict=True):
         encoding = tiny_encoder.tokenizer.backend_tokenizer.encode(
             [word], is_pretokenized=True, add_special_tokens=False
@@ -157,7 +159,7 @@ def test_long_sentences_are_read_in_windows(
         assert find_tree_error(parses.heads[begin : begin + n].tolist()) is None
 
 
-def test_what_is_cut_is_counted(tiny_encoder: Encoder, trees: list[ParsedSentence]) -> None:
+def test_words_that_are_cut_are_counted(tiny_encoder: Encoder, trees: list[ParsedSentence]) -> None:
     few = encode(tiny_encoder, trees, max_words=7)
     assert few.n_words.max() == 7
     assert few.n_cut == sum(max(0, len(tree.words) - 7) for tree in trees)
@@ -171,16 +173,16 @@ def test_what_is_cut_is_counted(tiny_encoder: Encoder, trees: list[ParsedSentenc
 def test_words_without_subwords_have_heads(tiny_encoder: Encoder) -> None:
     bare = ParsedSentence(("dogs", "\u200d", "bark"), ("X",) * 3, (3, 3, 0), ("a", "b", "root"), "")
     examples = encode(tiny_encoder, [bare])
-    assert examples.n_bare == 1
+    assert examples.n_without_subword == 1
     batch = examples.collate(np.array([0]))
-    assert batch.tokens.ids[batch.places[1]] == tiny_encoder.tokenizer.unk_token_id
+    assert batch.tokens.ids[batch.positions[1]] == tiny_encoder.tokenizer.unk_token_id
     parses = make_parser(tiny_encoder).parse(examples, SETTINGS)
     assert find_tree_error(parses.heads.tolist()) is None
 
 
-def test_treebanks_are_found_by_their_names(tmp_path: Path) -> None:
+def test_treebanks_are_found_by_name(tmp_path: Path) -> None:
     for folder in (DATA, UD):
-        files = find_treebanks(folder)
+        files = find_files(folder)
         assert (sorted(files.train), sorted(files.dev)) == (["en"], ["en"])
         assert sorted(files.test) == ["de", "en", "fr", "zh"]
     assert list_languages(DATA, SETTINGS) == ["en", "de", "fr", "zh"]
@@ -192,37 +194,37 @@ def test_treebanks_are_found_by_their_names(tmp_path: Path) -> None:
     shutil.copytree(nested, tmp_path / "data" / "xtreme" / "ud" / nested.name)
     assert list_languages(tmp_path / "data", SETTINGS) == ["en"]
     shutil.copy(UD / "en_ewt-ud-test.conllu", tmp_path / "en_gum-ud-test.conllu")
-    with pytest.raises(InputError, match="is of 'en' too"):
-        find_treebanks(tmp_path)
+    with pytest.raises(InputError, match="is a treebank of 'en' too"):
+        find_files(tmp_path)
 
 
-def test_missing_treebanks_are_named(tiny_encoder: Encoder, tmp_path: Path) -> None:
+def test_missing_treebanks_are_errors(tiny_encoder: Encoder, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
-        find_treebanks(tmp_path / "none")
-    with pytest.raises(InputError, match="no treebanks to learn from"):
-        find_treebanks(tmp_path)
-    with pytest.raises(InputError, match=r"'sv' on \(choose from: en de fr zh\)"):
-        measure_parsing(tiny_encoder, UD, languages=["sv"], settings=SETTINGS, seed=0)
-    with pytest.raises(InputError, match="source 'de'"):
+        find_files(tmp_path / "none")
+    with pytest.raises(InputError, match="no treebanks for training and testing"):
+        find_files(tmp_path)
+    with pytest.raises(InputError, match=r"no test for 'sv' \(choose from: en de fr zh\)"):
+        measure(tiny_encoder, UD, languages=["sv"], settings=SETTINGS, seed=0)
+    with pytest.raises(InputError, match="source language 'de'"):
         list_languages(UD, replace(SETTINGS, source="de"))
 
 
-def test_outcomes_are_complete_and_repeat(tiny_encoder: Encoder) -> None:
+def test_scores_are_complete_and_reproducible(tiny_encoder: Encoder) -> None:
     settings = replace(SETTINGS, train_examples=12, test_examples=6, select="best", epochs=2)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
-    def measure(seed: int, on_progress: object = None) -> dict[str, object]:
-        outcomes = measure_parsing(
+    def measure_languages(seed: int, on_progress: object = None) -> dict[str, object]:
+        outcomes = measure(
             copy_of(tiny_encoder),
             UD,
             languages=["zh", "en"],
             settings=settings,
             seed=seed,
-            on_progress=lambda done, total: told.append((done, total)),
+            on_progress=lambda done, total: reported.append((done, total)),
         )
         return {outcome.language: outcome for outcome in outcomes}
 
-    found = measure(0)
+    found = measure_languages(0)
     assert list(found) == ["en", "zh"]
     for outcome in found.values():
         assert list(outcome.metrics) == ["las", "uas"]
@@ -231,19 +233,19 @@ def test_outcomes_are_complete_and_repeat(tiny_encoder: Encoder) -> None:
         assert outcome.counts["train_sentences"] == 12
         scored = outcome.counts["words"] - outcome.counts["words_ignored"]
         assert outcome.items.denominators.sum() == scored
-    assert told[-1][0] == told[-1][1]
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    again = measure(0)
+    assert reported[-1][0] == reported[-1][1]
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
+    again = measure_languages(0)
     assert all(again[name].metrics == found[name].metrics for name in found)
     np.testing.assert_array_equal(again["zh"].items.numerators, found["zh"].items.numerators)
 
 
-def test_a_parser_learns_trees_by_heart(tiny_encoder: Encoder, tmp_path: Path) -> None:
+def test_parser_memorizes_its_training_trees(tiny_encoder: Encoder, tmp_path: Path) -> None:
     for part in ("train", "test"):
         shutil.copy(UD / "en_ewt-ud-test.conllu", tmp_path / f"en_ewt-ud-{part}.conllu")
     settings = TaskSettings(
         epochs=30, batch_tokens=256, learning_rate=1e-3, head_learning_rate=3e-3
     )
-    (outcome,) = measure_parsing(copy_of(tiny_encoder), tmp_path, settings=settings, seed=0)
+    (outcome,) = measure(copy_of(tiny_encoder), tmp_path, settings=settings, seed=0)
     assert outcome.metrics["uas"] > 90
     assert outcome.metrics["las"] > 85

@@ -20,16 +20,15 @@ from calque.evaluation.grid.run_grid import plan_grid
 from calque.evaluation.grid.runner import Runner
 from calque.evaluation.registry import find_tasks
 from calque.evaluation.settings import TaskSettings
+from calque.evaluation.tasks import parsing
 from calque.evaluation.tasks.classification import (
     ClassExamples,
     ClassPairs,
     TextClassifier,
     encode_class_pairs,
     encode_texts,
-    measure_pairs,
+    measure,
 )
-from calque.evaluation.tasks.parsing import measure_parsing
-from calque.evaluation.tasks.reviews import measure_reviews
 from calque.evaluation.tasks.tagging import TagExamples, Tagger, encode_tag_pairs, encode_tagged
 from calque.io.conllu import TaggedSentence, read_tagged
 from calque.io.labeled import LabeledText, read_labeled_pairs
@@ -161,10 +160,10 @@ def test_windows_of_long_sentences_are_paired_in_order(veco: Veco) -> None:
     # Every tagged word is predicted exactly once, and only in translations that are trained on.
     words, n_words = found.find_words(np.arange(len(found.lengths)))
     numbers = np.sort(found.words[words])
-    n_learnt = [len(p.other.words) for p in pairs if p.other is not None and p.learns_other]
-    learnt = numbers[numbers >= len(found.tags)]
+    n_learned = [len(p.other.words) for p in pairs if p.other is not None and p.learns_other]
+    trained = numbers[numbers >= len(found.tags)]
     assert np.array_equal(numbers[numbers < len(found.tags)], np.sort(alone.words))
-    assert len(np.unique(learnt)) == len(learnt) <= sum(n_learnt) and len(learnt) > 0
+    assert len(np.unique(trained)) == len(trained) <= sum(n_learned) and len(trained) > 0
     assert n_words.sum() == len(words)
     model = Tagger(copy_veco(veco), names, PLUG, torch.Generator().manual_seed(0)).eval()
     rows = np.arange(len(found.lengths))
@@ -176,14 +175,14 @@ def test_xnli_by_line(veco: Veco) -> None:
     settings = TaskSettings(
         setting="translate-train-all", plug="in", epochs=1, max_length=64, train_examples=12
     )
-    outcomes = measure_pairs(copy_veco(veco), DATA, task="xnli", settings=settings, seed=0)
+    outcomes = measure(copy_veco(veco), DATA, task="xnli", settings=settings, seed=0)
     assert [outcome.language for outcome in outcomes] == ["en", "de", "sw"]
     for outcome in outcomes:
         # German and Swahili, each with English.
         assert outcome.counts["train_examples"] == 4 * 12
         assert outcome.counts["paired_by_line"] == outcome.n_items
         assert "without_translation" not in outcome.counts
-    again = measure_pairs(copy_veco(veco), DATA, task="xnli", settings=settings, seed=0)
+    again = measure(copy_veco(veco), DATA, task="xnli", settings=settings, seed=0)
     assert [o.metrics for o in again] == [o.metrics for o in outcomes]
 
 
@@ -210,7 +209,7 @@ def test_translations_that_name_their_original(
     write("dev-de.tsv", german[60:75])  # not parallel to the English file
     write("translate-test/test-de-en-translated.tsv", english[60:75])
     settings = TaskSettings(setting="translate-train-all", plug="in", epochs=1, max_length=64)
-    en, de = measure_pairs(copy_veco(veco), tmp_path, task="xnli", settings=settings, seed=0)
+    en, de = measure(copy_veco(veco), tmp_path, task="xnli", settings=settings, seed=0)
     assert en.counts["train_examples"] == 40 + 30
     assert en.counts["learnt_without_translation"] == 10
     assert en.counts["without_translation"] == 10 and "paired_by_line" not in en.counts
@@ -222,13 +221,13 @@ def test_translations_that_name_their_original(
         "calque.evaluation.finetuning.experiment.fine_tune"
     )  # the error must come before the training
     with pytest.raises(InputError, match="10 translations of 15 test examples"):
-        measure_pairs(copy_veco(veco), tmp_path, task="xnli", settings=other, seed=0)
+        measure(copy_veco(veco), tmp_path, task="xnli", settings=other, seed=0)
 
 
 def test_training_without_any_translation_is_an_error(veco: Veco) -> None:
     settings = TaskSettings(plug="in", epochs=1, batch_tokens=128)
     with pytest.raises(InputError, match="no training example has one"):
-        measure_reviews(copy_veco(veco), DATA, settings=settings, seed=0)
+        measure(copy_veco(veco), DATA, task="reviews", settings=settings, seed=0)
 
 
 def test_plug_in_needs_cross_attention_and_a_supporting_task(
@@ -236,9 +235,9 @@ def test_plug_in_needs_cross_attention_and_a_supporting_task(
 ) -> None:
     settings = TaskSettings(plug="in", epochs=1)
     with pytest.raises(InputError, match="needs a model with cross-attention"):
-        measure_pairs(tiny_encoder, DATA, task="xnli", settings=settings, seed=0)
+        measure(tiny_encoder, DATA, task="xnli", settings=settings, seed=0)
     with pytest.raises(InputError, match="this task does not support plug=in"):
-        measure_parsing(copy_veco(veco), DATA, settings=settings, seed=0)
+        parsing.measure(copy_veco(veco), DATA, settings=settings, seed=0)
 
 
 def test_grid_with_plug_in(veco: Veco, tiny_folder: Path, tmp_path: Path) -> None:
@@ -296,11 +295,11 @@ def test_command_warns_of_missing_translations(
     assert "warning" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("plug", "is_learnt"), [("in", True), ("out", False)])
-def test_what_only_the_translation_says(
-    veco: Veco, tmp_path: Path, plug: Literal["in", "out"], is_learnt: bool
+@pytest.mark.parametrize(("plug", "is_learned"), [("in", True), ("out", False)])
+def test_label_that_only_the_translation_determines(
+    veco: Veco, tmp_path: Path, plug: Literal["in", "out"], is_learned: bool
 ) -> None:
-    """All German texts are alike; the class is in the English alone, which plug-out never sees."""
+    """All German texts are equal; only the English, which plug-out does not read, has the label."""
     folder = tmp_path / "xnli"
     (folder / "translate-train").mkdir(parents=True)
     signs = {"entailment": "yes yes yes", "neutral": "maybe", "contradiction": "no no"}
@@ -318,7 +317,7 @@ def test_what_only_the_translation_says(
         learning_rate=2e-3,
         head_learning_rate=2e-3,
     )
-    (outcome,) = measure_pairs(
+    (outcome,) = measure(
         copy_veco(veco), tmp_path, task="xnli", languages=["de"], settings=settings, seed=0
     )
-    assert outcome.metrics["accuracy"] > 90 if is_learnt else outcome.metrics["accuracy"] < 50
+    assert outcome.metrics["accuracy"] > 90 if is_learned else outcome.metrics["accuracy"] < 50

@@ -18,7 +18,7 @@ NAMES = ["ADV", "NOUN", "PRON", "PUNCT", "VERB", "X"]
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-def test_tags_stand_at_first_subwords(tiny_tokenizer: PreTrainedTokenizerFast, fixed: bool) -> None:
+def test_labels_are_at_first_subwords(tiny_tokenizer: PreTrainedTokenizerFast, fixed: bool) -> None:
     examples = encode_tagged(tiny_tokenizer, SENTENCES, NAMES, longest=128, overlap=0.25)
     rows = np.array([2, 0, 1])
     shape = fit_batch_shape(examples.lengths, [rows]) if fixed else None
@@ -34,7 +34,7 @@ def test_tags_stand_at_first_subwords(tiny_tokenizer: PreTrainedTokenizerFast, f
         if pairs:
             found.append(pairs)
     expected = []
-    for row in (0, 1, 2):  # as transformers itself says which subword is a word's first
+    for row in (0, 1, 2):  # first subwords according to transformers
         sentence = SENTENCES[row]
         encoding = tiny_tokenizer(list(sentence.words), is_split_into_words=True)
         pieces = encoding.tokens()
@@ -51,7 +51,7 @@ def test_tags_stand_at_first_subwords(tiny_tokenizer: PreTrainedTokenizerFast, f
     }
 
 
-def test_a_long_sentence_is_read_in_windows(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_long_sentences_are_split_into_windows(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     words = tuple(f"w{k}" for k in range(60))
     tags = tuple(["NOUN", "VERB"][k % 2] for k in range(60))
     long = TaggedSentence(words, tags)
@@ -60,10 +60,10 @@ def test_a_long_sentence_is_read_in_windows(tiny_tokenizer: PreTrainedTokenizerF
     )
     assert examples.lengths.max() <= 24 and len(examples.lengths) > 4
     assert examples.counts == {"sentences_in_windows": 1}
-    assert examples.words.tolist() == list(range(68))  # every word once, in its order
+    assert examples.words.tolist() == list(range(68))  # every word once, in order
     first = tiny_tokenizer(["w30"], is_split_into_words=True, add_special_tokens=False).input_ids
     row = int(np.searchsorted(examples.first_words, 34, "right")) - 1
-    start = int(examples.lengths[:row].sum() + examples.places[34])
+    start = int(examples.lengths[:row].sum() + examples.offsets[34])
     assert examples.windows.ids[start : start + len(first)].tolist() == first
-    at_edge = (examples.places == 1).sum()
-    assert at_edge == 3  # windows inside the sentence begin with words of the one before
+    at_edge = (examples.offsets == 1).sum()
+    assert at_edge == 3  # other windows begin with words of the window before

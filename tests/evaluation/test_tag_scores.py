@@ -12,7 +12,7 @@ from calque.evaluation.tasks.tagging import repair_spans, score_runs, score_span
 from calque.models.heads import NO_LABEL
 
 SPANS = ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
-# Not X: of one letter, which seqeval since 1.0, unlike the version XTREME ran, takes for an O.
+# Without X: seqeval since 1.0, unlike the version that XTREME used, takes one letter for O.
 PARTS = ["ADJ", "INTJ", "NOUN", "SCONJ", "SYM", "VERB"]
 
 
@@ -31,7 +31,7 @@ def flatten(
 
 
 @given(draw_sentences(len(SPANS)))
-def test_spans_as_seqeval(sentences: list[tuple[list[int], list[int]]]) -> None:
+def test_span_scores_equal_seqeval(sentences: list[tuple[list[int], list[int]]]) -> None:
     gold, found, lengths = flatten(sentences)
     items, shares = score_spans(gold, found, SPANS, lengths)
     named = [[[SPANS[tag] for tag in s[side]] for s in sentences] for side in (0, 1)]
@@ -45,16 +45,16 @@ def test_spans_as_seqeval(sentences: list[tuple[list[int], list[int]]]) -> None:
 
 
 @given(draw_sentences(len(PARTS)))
-def test_runs_as_seqeval(sentences: list[tuple[list[int], list[int]]]) -> None:
+def test_run_scores_equal_seqeval(sentences: list[tuple[list[int], list[int]]]) -> None:
     gold, found, lengths = flatten(sentences)
     items, _ = score_runs(gold, found, PARTS, lengths)
     named = [[[PARTS[tag] for tag in s[side]] for s in sentences] for side in (0, 1)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # seqeval says that these are no tags of spans
+        warnings.simplefilter("ignore")  # seqeval warns that these are not span tags
         assert items.score / 100 == pytest.approx(f1_score(*named, zero_division=0))
 
 
-def test_words_by_hand() -> None:
+def test_word_scores_by_hand() -> None:
     gold, found = np.array([0, 1, NO_LABEL, 2, 2]), np.array([0, 2, 1, NO_LABEL, 2])
     items = score_words(gold, found, np.array([3, 2]))
     assert items.numerators.tolist() == [1, 1]
@@ -62,20 +62,20 @@ def test_words_by_hand() -> None:
     assert items.score == 50
 
 
-def test_a_word_without_an_answer_is_outside() -> None:
+def test_word_without_prediction_is_outside_of_spans() -> None:
     gold = np.array([0, 2, 4])
     items, _ = score_spans(gold, np.array([0, NO_LABEL, NO_LABEL]), SPANS, np.array([3]))
-    assert items.score == 0  # the span found is one word short
+    assert items.score == 0  # the predicted span is one word too short
 
 
 @given(draw_sentences(len(SPANS)))
-def test_repair_changes_no_score_and_is_valid(
+def test_repair_gives_valid_tags_and_the_same_score(
     sentences: list[tuple[list[int], list[int]]],
 ) -> None:
     gold, found, lengths = flatten(sentences)
-    mended, n_mended = repair_spans(found, SPANS, lengths)
-    numbers = np.array([SPANS.index(name) for name in mended])
-    assert n_mended == int((numbers != found).sum())
+    repaired, n_repaired = repair_spans(found, SPANS, lengths)
+    numbers = np.array([SPANS.index(name) for name in repaired])
+    assert n_repaired == int((numbers != found).sum())
     assert (
         score_spans(gold, numbers, SPANS, lengths)[0].score
         == score_spans(gold, found, SPANS, lengths)[0].score

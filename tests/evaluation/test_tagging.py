@@ -9,7 +9,7 @@ import torch
 
 from calque.errors import InputError
 from calque.evaluation.settings import TaskSettings
-from calque.evaluation.tasks.tagging import TaskName, find_files, list_languages, measure_tagging
+from calque.evaluation.tasks.tagging import TaskName, find_files, list_languages, measure
 from calque.io.conllu import read_tagged
 from calque.models.encoder import Encoder
 
@@ -30,12 +30,12 @@ def copy_encoder(encoder: Encoder) -> Encoder:
         ("ner", {"setting": "translate-train-all", "select": "best"}),
     ],
 )
-def test_outcomes_by_language(
+def test_scores_by_language(
     tiny_encoder: Encoder, task: TaskName, choices: dict[str, object]
 ) -> None:
     settings = TaskSettings(**FAST, **choices)  # type: ignore[arg-type]
     languages, steps = list_languages(DATA, settings, task), []
-    outcomes = measure_tagging(
+    outcomes = measure(
         copy_encoder(tiny_encoder),
         DATA,
         task=task,
@@ -51,15 +51,15 @@ def test_outcomes_by_language(
         main = next(iter(outcome.metrics.values()))
         assert outcome.items.score == pytest.approx(main, abs=1e-6)
         assert len(outcome.items.numerators) == outcome.n_items
-    n_learnt = {"pos": 50, "ner": 60}[task]
+    n_train = {"pos": 50, "ner": 60}[task]
     if settings.setting == "translate-train-all":
-        n_learnt = 60 + 30 - 6
-    assert outcomes[0].counts["train_examples"] == n_learnt
+        n_train = 60 + 30 - 6
+    assert outcomes[0].counts["train_examples"] == n_train
 
 
-def test_it_learns_more_than_the_commonest_tag(tiny_encoder: Encoder) -> None:
+def test_accuracy_exceeds_the_most_frequent_tag(tiny_encoder: Encoder) -> None:
     settings = TaskSettings(**{**FAST, "epochs": 12, "batch_tokens": 256})  # type: ignore[arg-type]
-    outcome = measure_tagging(
+    outcome = measure(
         copy_encoder(tiny_encoder), DATA, task="pos", languages=["en"], settings=settings, seed=0
     )[0]
     test = read_tagged(DATA / "xtreme" / "udpos" / "dev-en.tsv")
@@ -67,26 +67,26 @@ def test_it_learns_more_than_the_commonest_tag(tiny_encoder: Encoder) -> None:
     assert outcome.metrics["accuracy"] > 100 * max(tags.values()) / tags.total() + 10
 
 
-def test_supervised_runs_begin_with_the_same_weights(tiny_encoder: Encoder) -> None:
+def test_supervised_runs_start_from_the_same_weights(tiny_encoder: Encoder) -> None:
     settings = TaskSettings(setting="supervised", **FAST)  # type: ignore[arg-type]
-    measure = {"task": "pos", "settings": settings, "seed": 3}
-    both = measure_tagging(copy_encoder(tiny_encoder), DATA, languages=["de", "hi"], **measure)  # type: ignore[arg-type]
-    alone = measure_tagging(copy_encoder(tiny_encoder), DATA, languages=["hi"], **measure)  # type: ignore[arg-type]
+    choices = {"task": "pos", "settings": settings, "seed": 3}
+    both = measure(copy_encoder(tiny_encoder), DATA, languages=["de", "hi"], **choices)  # type: ignore[arg-type]
+    alone = measure(copy_encoder(tiny_encoder), DATA, languages=["hi"], **choices)  # type: ignore[arg-type]
     assert both[1].metrics == alone[0].metrics
     assert both[0].counts["learnt_from_part_of_dev"] == 1 and both[0].n_items == 5
 
 
-def test_the_seed_decides(tiny_encoder: Encoder) -> None:
+def test_weights_depend_on_the_seed_only(tiny_encoder: Encoder) -> None:
     settings = TaskSettings(**FAST)  # type: ignore[arg-type]
     found = []
     for seed in (0, 0, 1):
         encoder = copy_encoder(tiny_encoder)
-        measure_tagging(encoder, DATA, task="pos", languages=["en"], settings=settings, seed=seed)
+        measure(encoder, DATA, task="pos", languages=["en"], settings=settings, seed=seed)
         found.append(torch.cat([w.detach().flatten() for w in encoder.parameters()]))
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
-def test_treebanks_stand_in_for_xtreme(tmp_path: Path) -> None:
+def test_treebanks_instead_of_xtreme_files(tmp_path: Path) -> None:
     folder = tmp_path / "ud"
     folder.mkdir()
     for name in ("en_ewt-train", "en_ewt-dev"):
@@ -96,26 +96,24 @@ def test_treebanks_stand_in_for_xtreme(tmp_path: Path) -> None:
     assert find_files(tmp_path, "pos").folder == folder
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no files of ner here"):
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the folder has no files of ner"):
         list_languages(tmp_path, TaskSettings(), "ner")
-    with pytest.raises(InputError, match="source 'zu'"):
+    with pytest.raises(InputError, match="source language 'zu'"):
         list_languages(DATA, TaskSettings(source="zu"), "ner")
 
 
-def test_tags_that_are_no_spans(tmp_path: Path, tiny_encoder: Encoder) -> None:
+def test_training_tags_that_are_not_bio(tmp_path: Path, tiny_encoder: Encoder) -> None:
     folder = tmp_path / "panx"
     folder.mkdir()
     for name in ("train-en", "dev-en"):
         (folder / f"{name}.tsv").write_bytes((DATA / "xtreme/udpos/dev-en.tsv").read_bytes())
     with pytest.raises(InputError, match="is not a BIO tag"):
-        measure_tagging(
-            copy_encoder(tiny_encoder), tmp_path, task="ner", settings=TaskSettings(), seed=0
-        )
+        measure(copy_encoder(tiny_encoder), tmp_path, task="ner", settings=TaskSettings(), seed=0)
 
 
-def test_tests_whose_tags_are_no_spans(tmp_path: Path, tiny_encoder: Encoder) -> None:
-    """Another scheme in a test alone would be scored as if S-LOC and E-LOC were spans' insides."""
+def test_test_tags_that_are_not_bio(tmp_path: Path, tiny_encoder: Encoder) -> None:
+    """Without the check, E-LOC of another scheme would be scored as the inside of a span."""
     folder = tmp_path / "panx"
     folder.mkdir()
     names = "to\tO\nNew\tB-LOC\nYork\tI-LOC\n\nto\tO\nParis\tB-LOC\n\n"
@@ -124,5 +122,5 @@ def test_tests_whose_tags_are_no_spans(tmp_path: Path, tiny_encoder: Encoder) ->
     (folder / "dev-de.tsv").write_text("in\tO\nNew\tB-LOC\nYork\tE-LOC\n")
     settings = TaskSettings(epochs=1)
     with pytest.raises(InputError, match="'E-LOC' is not a BIO tag") as caught:
-        measure_tagging(copy_encoder(tiny_encoder), tmp_path, task="ner", settings=settings, seed=0)
+        measure(copy_encoder(tiny_encoder), tmp_path, task="ner", settings=settings, seed=0)
     assert (caught.value.file, caught.value.line) == (str(folder / "dev-de.tsv"), 3)

@@ -14,11 +14,11 @@ from calque.evaluation.finetuning.experiment import FinetuneExperiment
 from calque.evaluation.finetuning.transfer import LabeledCorpus, TransferRun
 from calque.evaluation.settings import TaskSettings
 from calque.evaluation.tasks.tagging import (
-    _prepare,
+    build_experiment,
     find_files,
     label_translations,
     list_languages,
-    measure_tagging,
+    measure,
     teacher_settings,
 )
 from calque.io.conllu import TaggedSentence, read_tagged, read_untagged
@@ -75,8 +75,10 @@ def test_tags_are_those_of_the_english_model(tiny_encoder: Encoder, data: Path) 
     encoder = copy_encoder(tiny_encoder)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     settings = teacher_settings(FAST)
-    lesson: FinetuneExperiment[TaggedSentence] = _prepare(encoder, data, "pos", settings)
-    teacher_labeled, counts = label_translations(encoder, lesson, 0, spans=False)
+    experiment: FinetuneExperiment[TaggedSentence] = build_experiment(
+        encoder, data, "pos", settings
+    )
+    teacher_labeled, counts = label_translations(encoder, experiment, 0, spans=False)
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
     assert counts == {"labelled_by_teacher": N_TRAIN - 1, "translations_empty": 1}
     lines = read_untagged(data / "udpos" / "translate-train" / "de.txt")
@@ -85,9 +87,11 @@ def test_tags_are_those_of_the_english_model(tiny_encoder: Encoder, data: Path) 
     ]
     assert [number for _, number in teacher_labeled["de"]] == [k for k in range(N_TRAIN) if k != 3]
     # The same model, used for a test.
-    model, names, _ = lesson.train(encoder, 0, TransferRun(("en",), ()), lambda done, total: None)
+    model, names, _ = experiment.train(
+        encoder, 0, TransferRun(("en",), ()), lambda done, total: None
+    )
     asked = [TaggedSentence(t.words, t.tags) for t, _ in teacher_labeled["de"]]
-    score = lesson.score(model, lesson.encode(asked, names))
+    score = experiment.score(model, experiment.encode(asked, names))
     assert score.metrics["accuracy"] == 100
     assert len({tag for t, _ in teacher_labeled["de"] for tag in t.tags}) > 1
 
@@ -101,8 +105,10 @@ def test_entity_tags_of_the_teacher_are_valid_spans(tiny_encoder: Encoder, tmp_p
     n_train = len(read_tagged(folder / "train-en.tsv"))
     lines = [" ".join(german[k % len(german)].words) for k in range(n_train)]
     (folder / "translate-train" / "train-de.txt").write_text("\n".join(lines), "utf-8")
-    lesson = _prepare(copy_encoder(tiny_encoder), tmp_path, "ner", teacher_settings(FAST))
-    teacher_labeled, _ = label_translations(copy_encoder(tiny_encoder), lesson, 0, spans=True)
+    experiment = build_experiment(
+        copy_encoder(tiny_encoder), tmp_path, "ner", teacher_settings(FAST)
+    )
+    teacher_labeled, _ = label_translations(copy_encoder(tiny_encoder), experiment, 0, spans=True)
     for sentence, _ in teacher_labeled["de"]:
         for before, tag in zip(("O", *sentence.tags), sentence.tags, strict=False):
             assert not tag.startswith("I-") or before[2:] == tag[2:]
@@ -110,7 +116,7 @@ def test_entity_tags_of_the_teacher_are_valid_spans(tiny_encoder: Encoder, tmp_p
 
 def test_student_trains_on_both_languages(tiny_encoder: Encoder, data: Path) -> None:
     steps: list[tuple[int, int]] = []
-    outcomes = measure_tagging(
+    outcomes = measure(
         copy_encoder(tiny_encoder),
         data,
         task="pos",
@@ -131,7 +137,7 @@ def test_student_trains_on_both_languages(tiny_encoder: Encoder, data: Path) -> 
 def test_plug_in_student_reads_translations(tiny_encoder: Encoder, data: Path) -> None:
     veco = Veco.plug(tiny_encoder)
     settings = TaskSettings(setting="translate-train-all", plug="in", epochs=1, head="crf")
-    en, de = measure_tagging(veco, data, task="pos", settings=settings, seed=0)
+    en, de = measure(veco, data, task="pos", settings=settings, seed=0)
     assert en.counts["train_examples"] == 2 * N_TRAIN - 1
     assert en.counts["learnt_without_translation"] == 1
     assert en.counts["without_translation"] == en.n_items
@@ -147,8 +153,8 @@ def test_number_of_translated_lines_is_checked(
     (folder / "train-en.tsv").write_bytes((data / "udpos" / "train-en.tsv").read_bytes())
     (folder / "dev-en.tsv").write_bytes((DATA / "udpos" / "dev-en.tsv").read_bytes())
     (folder / "translate-train" / "de.txt").write_text("Ein Satz .\n", "utf-8")
-    with pytest.raises(InputError, match=r"de\.txt: 1 lines for 30 sentences of 'en'"):
-        measure_tagging(copy_encoder(tiny_encoder), tmp_path, task="pos", settings=FAST, seed=0)
+    with pytest.raises(InputError, match=r"de\.txt: the file has 1 lines, but 'en' 30 sentences"):
+        measure(copy_encoder(tiny_encoder), tmp_path, task="pos", settings=FAST, seed=0)
 
 
 def test_other_settings_ignore_translations(data: Path) -> None:

@@ -1,4 +1,4 @@
-"""On a GPU: parsers and finders of answers learn there what they learn on a CPU."""
+"""Parsing and question answering on a GPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from calque.evaluation.settings import TaskSettings
-from calque.evaluation.tasks.parsing import measure_parsing
-from calque.evaluation.tasks.question_answering import measure_questions
+from calque.evaluation.tasks import parsing, question_answering
 from calque.models.encoder import Encoder
 
 pytestmark = [
@@ -28,7 +27,7 @@ def on_gpu(encoder: Encoder) -> Encoder:
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("setting", ["zero-shot", "features"])
-def test_a_parser_learns_trees_by_heart(
+def test_parser_memorizes_its_training_trees(
     tiny_encoder: Encoder, tmp_path: Path, graphs: bool, setting: str
 ) -> None:
     for part in ("train", "test"):
@@ -42,7 +41,7 @@ def test_a_parser_learns_trees_by_heart(
         graphs=graphs,
     )
     found, again = (
-        measure_parsing(on_gpu(tiny_encoder), tmp_path, settings=settings, seed=0)[0]
+        parsing.measure(on_gpu(tiny_encoder), tmp_path, settings=settings, seed=0)[0]
         for _ in range(2)
     )
     assert found.metrics["uas"] > 85
@@ -51,7 +50,7 @@ def test_a_parser_learns_trees_by_heart(
 
 def test_questions_run(tiny_encoder: Encoder) -> None:
     settings = TaskSettings(epochs=2, batch_tokens=1024)
-    outcomes = measure_questions(
+    outcomes = question_answering.measure(
         on_gpu(tiny_encoder), DATA / "questions", task="mlqa", settings=settings, seed=0
     )
     assert len(outcomes) == 7

@@ -133,7 +133,7 @@ TASKS: dict[str, Task] = {
     "pos": Task(
         "part-of-speech tagging",
         "accuracy",
-        "calque.evaluation.tasks.tagging:measure_tagging",
+        "calque.evaluation.tasks.tagging:measure",
         (*POS_FILES, "udpos/translate-*/*.txt*", "ud/translate-*/*.txt*"),
         "calque.evaluation.tasks.tagging:list_languages",
         trained=True,
@@ -141,7 +141,7 @@ TASKS: dict[str, Task] = {
     "ner": Task(
         "named-entity recognition",
         "f1",
-        "calque.evaluation.tasks.tagging:measure_tagging",
+        "calque.evaluation.tasks.tagging:measure",
         (*NER_FILES, "panx/translate-*/*.txt*"),
         "calque.evaluation.tasks.tagging:list_languages",
         trained=True,
@@ -149,7 +149,7 @@ TASKS: dict[str, Task] = {
     "xnli": Task(
         "natural language inference",
         "accuracy",
-        "calque.evaluation.tasks.classification:measure_pairs",
+        "calque.evaluation.tasks.classification:measure",
         ("xnli/*.tsv*", "xnli/*/*.tsv*"),
         "calque.evaluation.tasks.classification:list_languages",
         trained=True,
@@ -157,7 +157,7 @@ TASKS: dict[str, Task] = {
     "pawsx": Task(
         "paraphrase identification",
         "accuracy",
-        "calque.evaluation.tasks.classification:measure_pairs",
+        "calque.evaluation.tasks.classification:measure",
         ("pawsx/*.tsv*", "pawsx/*/*.tsv*"),
         "calque.evaluation.tasks.classification:list_languages",
         trained=True,
@@ -165,19 +165,19 @@ TASKS: dict[str, Task] = {
     "reviews": Task(
         "sentiment of product reviews",
         "accuracy",
-        "calque.evaluation.tasks.reviews:measure_reviews",
+        "calque.evaluation.tasks.classification:measure",
         tuple(
             f"{folder}/{pattern}"
             for pattern in ("**/*.review*", "*.tsv*", "translate-*/*.tsv*")
             for folder in REVIEW_FOLDERS
         ),
-        "calque.evaluation.tasks.reviews:list_languages",
+        "calque.evaluation.tasks.classification:list_languages",
         trained=True,
     ),
     "parsing": Task(
         "dependency parsing",
         "las",
-        "calque.evaluation.tasks.parsing:measure_parsing",
+        "calque.evaluation.tasks.parsing:measure",
         ("ud/*-ud-*.conllu*", "ud/UD_*/*-ud-*.conllu*"),
         "calque.evaluation.tasks.parsing:list_languages",
         trained=True,

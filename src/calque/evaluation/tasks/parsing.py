@@ -1,20 +1,12 @@
-"""Attachment scores: how many words got their head, and how many their head and relation.
+"""Dependency parsing: a biaffine parser is trained on treebanks and tested in every language.
 
-Sentences with trees as examples of a parser: words by their first subwords, arcs as numbers.
-
-A dependency parser: an encoder, biaffine scores on top, and the best tree of them.
-
-Treebanks found in a folder, read and encoded for a parser.
-
-Dependency parsing: a biaffine parser learns from treebanks and is scored in every language.
-
-The protocol of Wu and Dredze (2020) after Ahmad et al. (2019): labelled attachment on gold words,
-punctuation and symbols not counted, relations without subtypes, the first 128 words of a sentence.
+The protocol is that of Wu and Dredze (2020) after Ahmad et al. (2019): labeled attachment on gold
+words without punctuation and symbols, relations without subtypes, the first 128 words of a
+sentence.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,13 +34,15 @@ from calque.evaluation.finetuning.transfer import (
 from calque.evaluation.records import ItemScores, LanguageScores
 from calque.evaluation.settings import remember
 from calque.io.conllu import ParsedSentence, read_trees, sample_evenly
+from calque.io.xtreme import TaskFiles, find_treebanks
 from calque.models.biaffine import IMPOSSIBLE_SCORE, BiaffineFeatures, BiaffineHead, decode_trees
 from calque.models.heads import NO_LABEL, mean_cross_entropy
+from calque.objectives.base import TensorBatch
 from calque.tokens.layout import build_packed_layout
 from calque.tokens.ragged import BatchShape, Ragged, add_special_tokens, ranges, reorder
 from calque.tokens.sampling import derive_seed
 from calque.tokens.tokenizer import boundary_ids
-from calque.tokens.windows import WordWindow, split_into_word_windows
+from calque.tokens.windows import split_encoded_words
 from calque.tokens.words import EncodedWords, WordEncoder
 
 if TYPE_CHECKING:
@@ -64,10 +58,11 @@ if TYPE_CHECKING:
 
     IntArray = npt.NDArray[np.int64]
 
-# The gold parts of speech of words that are not scored (Ahmad et al., 2019).
-IGNORED = frozenset({"PUNCT", "SYM"})
-# Relations that version 2 of Universal Dependencies renamed; treebanks of version 1 are about.
-RENAMED = {
+ROOT = "root"
+# Gold parts of speech of words that are not scored (Ahmad et al., 2019).
+IGNORED_TAGS = frozenset({"PUNCT", "SYM"})
+# Relations that version 2 of Universal Dependencies renamed.
+RENAMED_RELATIONS = {
     "dobj": "obj",
     "nsubjpass": "nsubj:pass",
     "csubjpass": "csubj:pass",
@@ -78,74 +73,200 @@ RENAMED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Attachments:
-    """Of every sentence: words scored, with the right head, with the right head and relation."""
-
-    n_words: IntArray
-    n_heads: IntArray
-    n_relations: IntArray
-
-    @property
-    def uas(self) -> float:
-        """Give the share of right heads, in percent."""
-        return 100 * int(self.n_heads.sum()) / max(1, int(self.n_words.sum()))
-
-    @property
-    def las(self) -> float:
-        """Give the share of right heads with the right relation, in percent."""
-        return 100 * int(self.n_relations.sum()) / max(1, int(self.n_words.sum()))
-
-    @property
-    def items(self) -> ItemScores:
-        """Give the labelled score's items: the sentences."""
-        return ItemScores(self.n_relations.astype(np.float64), self.n_words.astype(np.float64))
-
-
-def name_relation(name: str, subtypes: bool = False) -> str:
-    """Give a relation the name of version 2 and, unless asked for, drop its subtype.
-
-    The first is what the CoNLL 2018 shared task and Wu and Dredze compare.
-
-    >>> name_relation("nsubjpass"), name_relation("acl:relcl"), name_relation("dobj", subtypes=True)
-    ('nsubj', 'acl', 'obj')
-    """
-    full = RENAMED.get(name, name)
-    return full if subtypes else full.partition(":")[0]
-
-
-def count_attachments(
-    gold: Sequence[ParsedSentence],
-    heads: Sequence[Sequence[int]],
-    relations: Sequence[Sequence[str]],
+def measure(
+    encoder: Encoder,
+    data: Path,
     *,
-    ignored: Collection[str] = IGNORED,
-    subtypes: bool = False,
-) -> Attachments:
-    """Compare predicted arcs with gold ones; words beyond those predicted are not scored.
+    languages: Sequence[str] | None = None,
+    settings: TaskSettings,
+    seed: int,
+    on_progress: OnProgress = lambda done, total: None,
+) -> list[LanguageScores]:
+    """Train a parser and return LAS (the main metric) and UAS by language. Items are sentences."""
+    files = find_files(data)
+    tests = pick_languages(list_languages(data, settings), languages, data)
+    runs = plan_runs(settings, list(files.train), tests)
 
-    With nothing ignored these are the CoNLL 2018 shared task's scores on gold words.
-    """
-    counts = np.zeros((len(gold), 3), dtype=np.int64)
-    for row, (sentence, above, names) in enumerate(zip(gold, heads, relations, strict=True)):
-        for tag, head, name, found, found_name in zip(
-            sentence.upos, sentence.heads, sentence.deprels, above, names, strict=False
-        ):
-            if tag in ignored:
-                continue
-            has_head = head == found
-            same = name_relation(name, subtypes) == name_relation(found_name, subtypes)
-            counts[row] += (1, has_head, has_head and same)
-    return Attachments(*counts.T)
+    def measure_run(run: TransferRun, on_progress: OnProgress) -> list[LanguageScores]:
+        return _measure_run(encoder, prepare(encoder, files, run, settings), seed, on_progress)
+
+    return measure_runs(encoder, runs, measure_run, on_progress)
+
+
+def list_languages(data: Path, settings: TaskSettings) -> list[str]:
+    """List the languages that can be tested in this setting, the source first."""
+    files = find_files(data)
+    return choose_tests(settings, list(files.train), sorted(files.test))
+
+
+def find_files(data: Path) -> TaskFiles:
+    """Find treebanks by their names; two treebanks of the same language and split are an error."""
+    files = find_treebanks(data)
+    if files is None or not files.train or not files.test:
+        problem = "the folder has no treebanks for training and testing"
+        fix = "pass a folder with files such as en_ewt-ud-train.conllu and de_gsd-ud-test.conllu"
+        raise InputError(problem, file=data, fix=fix)
+    for split in (files.train, files.dev, files.test):
+        for language, paths in split.items():
+            if len(paths) > 1:
+                problem = f"{paths[0].name} is a treebank of {language!r} too"
+                raise InputError(problem, file=paths[1], fix="remove one of them")
+    return files
+
+
+def _measure_run(
+    encoder: Encoder, data: ParseData, seed: int, on_progress: OnProgress
+) -> list[LanguageScores]:
+    settings, n_tests = data.settings, len(data.tests)
+    root = data.relations.index(ROOT)
+    generator = torch.Generator().manual_seed(derive_seed(seed, 1))
+    parser = Parser(encoder, len(data.relations), root, settings, generator)
+
+    def score_dev() -> float:
+        scores = [
+            data.score(treebank, parser.parse(treebank.encoded, settings)).las
+            for treebank in data.dev.values()
+        ]
+        return float(np.mean(scores))
+
+    tuned = fine_tune(
+        parser,
+        data.train,
+        settings,
+        seed=seed,
+        score_dev=score_dev if data.dev else None,
+        on_progress=lambda done, total: on_progress(done, total + n_tests),
+    )
+    train_counts = {
+        "train_sentences": len(data.train.n_words),
+        "train_words_cut": data.train.n_cut,
+    }
+    scores = []
+    for number, (language, treebank) in enumerate(data.tests.items(), start=1):
+        parses = parser.parse(treebank.encoded, settings)
+        found = data.score(treebank, parses)
+        counts = train_counts | treebank.count(data.relations)
+        counts["sentences_searched_for_a_tree"] = parses.n_searched
+        metrics = {"las": found.las, "uas": found.uas}
+        n_items = len(treebank.sentences)
+        scores.append(LanguageScores(language, metrics, n_items, found.items, counts=counts))
+        on_progress(tuned.n_updates + number, tuned.n_updates + n_tests)
+    return scores
 
 
 @dataclass(frozen=True, slots=True)
-class ParseBatch:
-    """Tokens, and for the first one of every word what is known of it.
+class Treebank:
+    """Sentences with their gold trees, and the same sentences encoded."""
 
-    `cells` are words' places among sentences × words, counted row by row; other tokens have the one
-    beyond. `heads` count within the sentence, 0 being the root; `head_rows` are tokens, and the
-    root is the one beyond. `places` are the tokens of the words, one sentence after the other.
+    sentences: Sequence[ParsedSentence]
+    encoded: ParseExamples
+
+    def count(self, relations: Sequence[str]) -> dict[str, int]:
+        """Count words that are not read, not scored, or that cannot be correct."""
+        sentences, encoded = self.sentences, self.encoded
+        tags = Counter(tag for sentence in sentences for tag in sentence.upos)
+        names = Counter(name for sentence in sentences for name in sentence.deprels)
+        n_words = np.array([len(sentence.words) for sentence in sentences])
+        return {
+            "words": int(n_words.sum()),
+            "words_ignored": sum(tags[tag] for tag in IGNORED_TAGS),
+            "words_of_unknown_relations": sum(
+                n for name, n in names.items() if name not in relations
+            ),
+            "words_without_subword": encoded.n_without_subword,
+            "words_cut": encoded.n_cut,
+            "sentences_cut": int((n_words > encoded.n_words).sum()),
+            "sentences_in_windows": int((encoded.n_windows > 1).sum()),
+            "multiword_tokens": sum(sentence.n_ranges for sentence in sentences),
+            "empty_nodes": sum(sentence.n_empty_nodes for sentence in sentences),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ParseData:
+    """The data of one run: training, development and test sentences, and the relations."""
+
+    settings: TaskSettings
+    relations: list[str]
+    train: ParseExamples
+    dev: Mapping[str, Treebank]
+    tests: Mapping[str, Treebank]
+
+    def score(self, treebank: Treebank, parses: Parses) -> AttachmentScores:
+        """Compare predicted trees with the gold trees of a treebank."""
+        ends = np.cumsum(treebank.encoded.n_words)[:-1]
+        heads = [part.tolist() for part in np.split(parses.heads, ends)]
+        names = [[self.relations[k] for k in part] for part in np.split(parses.relations, ends)]
+        return score_attachments(treebank.sentences, heads, names, subtypes=self.settings.subtypes)
+
+
+def prepare(
+    encoder: Encoder, files: TaskFiles, run: TransferRun, settings: TaskSettings
+) -> ParseData:
+    """Read and encode the data of a run, once for all seeds of a process."""
+    dev = run.sources if settings.select == "best" else ()
+    for name in dev:
+        if name not in files.dev:
+            fix = f"add {name}_*-ud-dev.conllu, or set select=last"
+            raise InputError(f"select=best needs a development treebank of {name!r}", fix=fix)
+    longest = max_sequence_length(encoder, settings)
+
+    def read(path: Path, n_sentences: int | None) -> list[ParsedSentence]:
+        return [
+            replace(
+                sentence,
+                deprels=tuple(
+                    normalize_relation(name, settings.subtypes) for name in sentence.deprels
+                ),
+            )
+            for sentence in sample_evenly(read_trees(path), n_sentences)
+        ]
+
+    def read_all() -> ParseData:
+        train: list[ParsedSentence] = []
+        for name in run.sources:
+            train += read(files.train[name][0], settings.train_examples)
+        relations = sorted({name for sentence in train for name in sentence.deprels} | {ROOT})
+        numbers = {name: number for number, name in enumerate(relations)}
+
+        def encode(sentences: Sequence[ParsedSentence], one_window: bool = False) -> ParseExamples:
+            return encode_trees(
+                encoder.tokenizer,
+                sentences,
+                numbers,
+                longest,
+                max_words=settings.max_words,
+                overlap=settings.overlap,
+                one_window=one_window,
+            )
+
+        def read_treebank(path: Path) -> Treebank:
+            sentences = read(path, settings.test_examples)
+            return Treebank(sentences, encode(sentences))
+
+        return ParseData(
+            settings,
+            relations,
+            encode(train, one_window=True),
+            {name: read_treebank(files.dev[name][0]) for name in dev},
+            {name: read_treebank(files.test[name][0]) for name in run.tests},
+        )
+
+    paths = [files.train[name][0] for name in run.sources]
+    paths += [files.dev[name][0] for name in dev] + [files.test[name][0] for name in run.tests]
+    stamps = tuple((str(path), path.stat().st_mtime_ns) for path in paths)
+    key = ("parsing", run, stamps, settings.hash(), longest)
+    return remember(encoder.tokenizer, key, read_all)
+
+
+@dataclass(frozen=True, slots=True)
+class ParseBatch(TensorBatch):
+    """Tokens with the gold arcs of words, stored at the first token of every word.
+
+    `cells` are the words' cells in a table of sentences × words, counted row by row; other tokens
+    have the number after the last cell. `heads` count words within the sentence, 0 is the root.
+    `head_rows` are tokens; the root is the number after the last token. `positions` are the tokens
+    of the words, sentence by sentence.
     """
 
     tokens: TokenBatch
@@ -154,80 +275,72 @@ class ParseBatch:
     heads: Int[Tensor, "sentences longest"]
     head_rows: Int[Tensor, "tokens"]
     relations: Int[Tensor, "tokens"]
-    places: Int[Tensor, "tokens"]
-
-    def to(self, device: torch.device | str) -> ParseBatch:
-        """Copy the tensors to a device, without waiting for the copy."""
-        names = ("cells", "is_word", "heads", "head_rows", "relations", "places")
-        moved = (getattr(self, name).to(device, non_blocking=True) for name in names)
-        return ParseBatch(self.tokens.to(device), *moved)
+    positions: Int[Tensor, "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
 class ParseExamples:
-    """Encoded sentences: the windows of each, its words, and what is known of its tree.
+    """Encoded sentences: their windows, words and arcs.
 
-    Word k stands at token `offsets[k]` of window `word_windows[k]`, marks counted. A head of −100
-    is not learnt: it is none of the words that are read.
+    Word k is token `offsets[k]` of window `word_windows[k]`, special tokens included. A head that
+    is not among the words of the window is `NO_LABEL` and not trained on.
     """
 
     windows: Ragged
-    n_windows: IntArray  # of every sentence
-    n_words: IntArray  # of every sentence
+    n_windows: IntArray  # per sentence
+    n_words: IntArray  # per sentence
     word_windows: IntArray
     offsets: IntArray
     heads: IntArray
     relations: IntArray
     pad_id: int
-    n_cut: int  # words that were left out
-    n_bare: int  # words without a subword, which are read as unknown
+    n_cut: int  # words that are not read
+    n_without_subword: int  # words without a subword, which are read as the unknown token
 
     @property
     def lengths(self) -> IntArray:
-        """Give the number of tokens of every sentence, in all of its windows."""
+        """The number of tokens of every sentence, in all of its windows."""
         ends = np.concatenate([[0], np.cumsum(self.windows.lengths)])
         lengths: IntArray = np.diff(ends[np.concatenate([[0], np.cumsum(self.n_windows)])])
         return lengths
 
     def collate(self, rows: IntArray, shape: BatchShape | None = None) -> ParseBatch:
-        """Lay out some sentences, without padding or up to a fixed shape."""
+        """Return a batch of some sentences, without padding or padded to a fixed shape."""
         n_windows, n_words = self.n_windows[rows], self.n_words[rows]
         first_windows = (np.cumsum(self.n_windows) - self.n_windows)[rows]
         chosen = reorder(self.windows, ranges(first_windows, n_windows))
-        placed = build_packed_layout(chosen, pad_id=self.pad_id, shape=shape)
+        layout = build_packed_layout(chosen, pad_id=self.pad_id, shape=shape)
         words = ranges((np.cumsum(self.n_words) - self.n_words)[rows], n_words)
         owners = np.repeat(np.arange(len(rows)), n_words)
         shift = np.cumsum(n_windows) - n_windows - first_windows
-        places = placed.starts[self.word_windows[words] + shift[owners]] + self.offsets[words]
-        n_rows, n_tokens = len(rows), len(placed.tokens.ids)
+        positions = layout.starts[self.word_windows[words] + shift[owners]] + self.offsets[words]
+        n_rows, n_tokens = len(rows), len(layout.tokens.ids)
         longest = int(n_words.max(initial=1))
         if shape is not None:
             n_rows, longest = max(shape.sequences, n_rows), shape.row
         first_words = np.cumsum(n_words) - n_words
         cells = owners * longest + np.arange(len(words)) - first_words[owners]
         heads, relations = self.heads[words], self.relations[words]
-        table = np.full(n_rows * longest, NO_LABEL)
-        table[cells] = heads
+        head_table = np.full(n_rows * longest, NO_LABEL)
+        head_table[cells] = heads
         is_word = np.zeros(n_rows * longest, dtype=bool)
         is_word[cells] = True
-        above = np.where(heads > 0, first_words[owners] + heads - 1, 0)
-        everywhere = np.arange(len(words))
+        head_words = np.where(heads > 0, first_words[owners] + heads - 1, 0)
+
+        def fill(values: IntArray, indices: IntArray, filler: int) -> Tensor:
+            filled = np.full(n_tokens, filler)
+            filled[indices] = values
+            return torch.from_numpy(filled)
+
         return ParseBatch(
-            placed.tokens,
-            _fill(cells, places, n_tokens, n_rows * longest),
+            layout.tokens,
+            fill(cells, positions, n_rows * longest),
             torch.from_numpy(is_word.reshape(n_rows, longest)),
-            torch.from_numpy(table.reshape(n_rows, longest)),
-            _fill(np.where(heads > 0, places[above], n_tokens), places, n_tokens, n_tokens),
-            _fill(np.where(heads < 0, NO_LABEL, relations), places, n_tokens, NO_LABEL),
-            _fill(places, everywhere, n_tokens, 0),
+            torch.from_numpy(head_table.reshape(n_rows, longest)),
+            fill(np.where(heads > 0, positions[head_words], n_tokens), positions, n_tokens),
+            fill(np.where(heads < 0, NO_LABEL, relations), positions, NO_LABEL),
+            fill(positions, np.arange(len(words)), 0),
         )
-
-
-def _fill(values: IntArray, places: IntArray, size: int, filler: int) -> Tensor:
-    """Put values at their places, and something else everywhere else."""
-    filled = np.full(size, filler)
-    filled[places] = values
-    return torch.from_numpy(filled)
 
 
 def encode_trees(
@@ -240,81 +353,63 @@ def encode_trees(
     overlap: float,
     one_window: bool,
 ) -> ParseExamples:
-    """Encode sentences; one longer than `longest` tokens is read in windows, as a whole.
+    """Encode sentences; a sentence of more than `longest` tokens is read in several windows.
 
-    With `one_window`, as a batch of fixed shape needs, it is cut to what the first of them holds.
-    `relations` without a number are −100: they cannot be learnt, nor be right.
+    With `one_window`, as batches of a fixed shape require, only the first window is read.
+    Relations without a number are `NO_LABEL`: they are not trained on and never correct.
     """
-    marks = boundary_ids(tokenizer)
-    head_mark, room = int(marks[0] is not None), longest - sum(m is not None for m in marks)
+    special = boundary_ids(tokenizer)
+    n_before, room = int(special[0] is not None), longest - sum(m is not None for m in special)
     texts = [sentence.words[:max_words] for sentence in sentences]
-    # Of a word only the first subword's state is used, so that no word need be cut in two.
+    # Only the first subword of a word is used, so words need not be split.
     pieces, _ = WordEncoder(tokenizer).encode(texts).truncate_words(room)
-    n_bare = int((pieces.n_pieces == 0).sum())
-    pieces = _name_unknown(pieces, _unknown_id(tokenizer))
-    first_words, first_pieces = pieces.first_words, pieces.first_pieces
-    lists: list[list[IntArray]] = [[], [], [], []]  # ids, windows of words, offsets, words
-    n_windows, n_words, total = [], [], 0
-    for start, stop in zip(first_words[:-1].tolist(), first_words[1:].tolist(), strict=True):
-        windows = split_into_word_windows(pieces.n_pieces[start:stop], room, overlap)
-        if one_window:
-            end = windows[0].stop
-            windows = [WordWindow(0, end, 0, end)]
-        for window in windows:
-            begin = first_pieces[start + window.start]
-            taken = np.arange(start + window.first, start + window.last)
-            lists[0].append(pieces.ids[begin : first_pieces[start + window.stop]])
-            lists[1].append(np.full(len(taken), total))
-            lists[2].append(first_pieces[taken] - begin + head_mark)
-            lists[3].append(taken)
-            total += 1
-        n_windows.append(len(windows))
-        n_words.append(windows[-1].last)
-    words = np.concatenate(lists[3])
-    kept = np.array(n_words)
-    heads, kinds = _number_arcs(sentences, kept, relations)
+    n_without_subword = int((pieces.n_pieces == 0).sum())
+    pieces = _insert_unknown(pieces, tokenizer)
+    spans, _ = split_encoded_words(pieces, room, overlap)
+    owners = np.searchsorted(pieces.first_words, spans[:, 0], side="right") - 1
+    if one_window:
+        owners, rows = np.unique(owners, return_index=True)
+        spans = spans[rows]
+        spans[:, 3] = spans[:, 1]  # all words of the window are used
+    start, stop, first, last = spans.T
+    begins = pieces.first_pieces[start]
+    lengths = pieces.first_pieces[stop] - begins
+    words = ranges(first, last - first)
+    word_windows = np.repeat(np.arange(len(spans)), last - first)
+    n_words = np.bincount(owners[word_windows], minlength=len(sentences))
+    heads: list[int] = []
+    numbers: list[int] = []
+    for sentence, n in zip(sentences, n_words.tolist(), strict=True):
+        heads += [head if head <= n else NO_LABEL for head in sentence.heads[:n]]
+        numbers += [relations.get(name, NO_LABEL) for name in sentence.deprels[:n]]
     return ParseExamples(
-        windows=add_special_tokens(Ragged.of(lists[0]), *marks),
-        n_windows=np.array(n_windows),
-        n_words=kept,
-        word_windows=np.concatenate(lists[1]),
-        offsets=np.concatenate(lists[2]),
-        heads=heads,
-        relations=kinds,
+        windows=add_special_tokens(Ragged(pieces.ids[ranges(begins, lengths)], lengths), *special),
+        n_windows=np.bincount(owners, minlength=len(sentences)),
+        n_words=n_words,
+        word_windows=word_windows,
+        offsets=pieces.first_pieces[words] - begins[word_windows] + n_before,
+        heads=np.array(heads, dtype=np.int64),
+        relations=np.array(numbers, dtype=np.int64),
         pad_id=tokenizer.pad_token_id or 0,
         n_cut=sum(len(sentence.words) for sentence in sentences) - len(words),
-        n_bare=n_bare,
+        n_without_subword=n_without_subword,
     )
 
 
-def _name_unknown(pieces: EncodedWords, unknown: int) -> EncodedWords:
-    """Give words that the tokenizer deletes whole the subword of unknown text."""
-    bare = np.flatnonzero(pieces.n_pieces == 0)
-    ids = np.insert(pieces.ids, pieces.first_pieces[bare], unknown)
-    return EncodedWords(ids, np.maximum(pieces.n_pieces, 1), pieces.n_words)
-
-
-def _unknown_id(tokenizer: PreTrainedTokenizerFast) -> int:
+def _insert_unknown(pieces: EncodedWords, tokenizer: PreTrainedTokenizerFast) -> EncodedWords:
+    """Insert the unknown token for words that the tokenizer deletes entirely."""
     known = (tokenizer.unk_token_id, tokenizer.mask_token_id, tokenizer.sep_token_id)
-    return next((int(number) for number in known if number is not None), 0)
-
-
-def _number_arcs(
-    sentences: Sequence[ParsedSentence], n_words: IntArray, relations: Mapping[str, int]
-) -> tuple[IntArray, IntArray]:
-    heads: list[int] = []
-    kinds: list[int] = []
-    for sentence, n in zip(sentences, n_words.tolist(), strict=True):
-        heads += [head if head <= n else NO_LABEL for head in sentence.heads[:n]]
-        kinds += [relations.get(name, NO_LABEL) for name in sentence.deprels[:n]]
-    return np.array(heads, dtype=np.int64), np.array(kinds, dtype=np.int64)
+    unknown = next((int(number) for number in known if number is not None), 0)
+    empty = np.flatnonzero(pieces.n_pieces == 0)
+    ids = np.insert(pieces.ids, pieces.first_pieces[empty], unknown)
+    return EncodedWords(ids, np.maximum(pieces.n_pieces, 1), pieces.n_words)
 
 
 @dataclass(frozen=True, slots=True)
 class Parses:
-    """Heads and relations of all words, sentence after sentence; heads count from 1, 0 is the root.
+    """Heads and relations of all words, sentence by sentence; heads count from 1, 0 is the root.
 
-    In `n_searched` sentences the best heads of the words made no tree of one root.
+    In `n_searched` sentences the best heads of the words did not form a tree with one root.
     """
 
     heads: IntArray
@@ -323,9 +418,9 @@ class Parses:
 
 
 class Parser(HeadModel):
-    """Learns heads, and relations given the right heads; predicts the best tree, then relations.
+    """Is trained on heads, and on relations given the gold heads; predicts trees, then relations.
 
-    `root` is the number of the relation that the root's word has, and no other.
+    `root` is the number of the relation that only the root of a sentence has.
     """
 
     def __init__(
@@ -343,25 +438,25 @@ class Parser(HeadModel):
     def score(
         self, batch: ParseBatch
     ) -> tuple[BiaffineFeatures, Float[Tensor, "rows words heads"]]:
-        """Give the parts that words can play, and the scores of all heads."""
-        views: BiaffineFeatures = self.head.view(self.read(batch.tokens))
-        return views, self.head.score_arcs(views, batch.cells, batch.is_word)
+        """Return the features of all tokens, and the scores of all heads."""
+        features: BiaffineFeatures = self.head.view(self.read(batch.tokens))
+        return features, self.head.score_arcs(features, batch.cells, batch.is_word)
 
     def forward(self, batch: ParseBatch) -> Float[Tensor, ""]:
-        """Give the mean loss of heads plus that of relations."""
-        views, arcs = self.score(batch)
-        relations = self.head.score_relations(views, batch.head_rows)
-        on_heads = mean_cross_entropy(arcs.flatten(0, 1), batch.heads.flatten())
-        return on_heads + mean_cross_entropy(relations, batch.relations)
+        """Return the mean loss of heads plus that of relations."""
+        features, arcs = self.score(batch)
+        relations = self.head.score_relations(features, batch.head_rows)
+        head_loss = mean_cross_entropy(arcs.flatten(0, 1), batch.heads.flatten())
+        return head_loss + mean_cross_entropy(relations, batch.relations)
 
     def parse(self, examples: ParseExamples, settings: TaskSettings) -> Parses:
-        """Find the tree of every sentence."""
+        """Return the best tree of every sentence."""
         first_words = np.cumsum(examples.n_words) - examples.n_words
         heads = np.zeros(len(examples.heads), dtype=np.int64)
         relations = np.zeros_like(heads)
         n_searched = 0
-        # All is queued on the device before the first scores are waited for.
-        for rows, batch, (views, arcs) in list(predict(self, examples, settings, self.score)):
+        # All batches are queued on the device before the first scores are needed.
+        for rows, batch, (features, arcs) in list(predict(self, examples, settings, self.score)):
             n_words = examples.n_words[rows]
             is_word = np.arange(arcs.shape[1]) < n_words[:, None]
             found, n_here = decode_trees(arcs.cpu().numpy(), n_words)
@@ -369,241 +464,86 @@ class Parser(HeadModel):
             words = (first_words[rows][:, None] + np.arange(arcs.shape[1]))[is_word]
             heads[words] = found[is_word]
             begins = np.repeat(np.cumsum(n_words) - n_words, n_words)
-            above = torch.from_numpy(np.where(heads[words] > 0, begins + heads[words] - 1, -1))
+            head_words = np.where(heads[words] > 0, begins + heads[words] - 1, -1)
             with torch.no_grad(), working_precision(self, settings):
-                kinds = self._relate(views, batch.places[: len(words)], above)
-            relations[words] = kinds.cpu().numpy()
+                best = self._choose_relations(
+                    features, batch.positions[: len(words)], torch.from_numpy(head_words)
+                )
+            relations[words] = best.cpu().numpy()
         return Parses(heads, relations, n_searched)
 
-    def _relate(self, views: BiaffineFeatures, places: Tensor, above: Tensor) -> Tensor:
-        """Choose the relations of words to the words above them; the root's is for its word alone.
-
-        `above` counts words, −1 being the root.
-        """
-        above = above.to(places.device)
-        n_tokens = len(views.arc_heads) - 1
-        head_rows = places.new_full((n_tokens,), n_tokens)
-        head_rows[places] = torch.where(above < 0, n_tokens, places[above.clamp(min=0)])
-        scores = self.head.score_relations(views, head_rows)[places].float()
-        scores[:, self.root] = torch.where(above < 0, -IMPOSSIBLE_SCORE, IMPOSSIBLE_SCORE)
+    def _choose_relations(
+        self, features: BiaffineFeatures, positions: Tensor, head_words: Tensor
+    ) -> Tensor:
+        """Return the best relations of words to their heads; −1 in `head_words` is the root."""
+        head_words = head_words.to(positions.device)
+        n_tokens = len(features.arc_heads) - 1
+        head_rows = positions.new_full((n_tokens,), n_tokens)
+        head_positions = positions[head_words.clamp(min=0)]
+        head_rows[positions] = torch.where(head_words < 0, n_tokens, head_positions)
+        scores = self.head.score_relations(features, head_rows)[positions].float()
+        scores[:, self.root] = torch.where(head_words < 0, -IMPOSSIBLE_SCORE, IMPOSSIBLE_SCORE)
         return scores.argmax(dim=1)
 
 
-ROOT = "root"
-NAME = re.compile(
-    r"(?P<language>[a-z]{2,3})(_[a-z0-9]+)?-ud-(?P<part>train|dev|test)[^/]*\.conllu(\.\w+)?"
-)
-
-
 @dataclass(frozen=True, slots=True)
-class Treebanks:
-    """The files of a folder by language: to learn from, to choose by, to test on."""
+class AttachmentScores:
+    """Per sentence: scored words, words with the gold head, words with gold head and relation."""
 
-    train: Mapping[str, Path]
-    dev: Mapping[str, Path]
-    test: Mapping[str, Path]
+    n_words: IntArray
+    n_heads: IntArray
+    n_relations: IntArray
 
+    @property
+    def uas(self) -> float:
+        """The share of correct heads, in percent."""
+        return 100 * int(self.n_heads.sum()) / max(1, int(self.n_words.sum()))
 
-@dataclass(frozen=True, slots=True)
-class ParsedText:
-    """Sentences with their gold trees, and what a parser reads of them."""
+    @property
+    def las(self) -> float:
+        """The share of correct heads with the correct relation, in percent."""
+        return 100 * int(self.n_relations.sum()) / max(1, int(self.n_words.sum()))
 
-    sentences: Sequence[ParsedSentence]
-    encoded: ParseExamples
-
-
-@dataclass(frozen=True, slots=True)
-class ParseData:
-    """All that one run learns from, chooses by and is tested on; `relations` by number."""
-
-    relations: list[str]
-    train: ParseExamples
-    dev: Mapping[str, ParsedText]
-    tests: Mapping[str, ParsedText]
+    @property
+    def items(self) -> ItemScores:
+        """The contributions of all sentences to LAS."""
+        return ItemScores(self.n_relations.astype(np.float64), self.n_words.astype(np.float64))
 
 
-def find_treebanks(data: Path) -> Treebanks:
-    """Find the treebanks of a folder, or of `ud` in it, under their own names.
-
-    They lie side by side or in folders of their own. Two treebanks of one language are an error:
-    one would be passed over in silence.
-    """
-    if not data.is_dir():
-        raise InputError("no such folder", file=data, fix="check --data")
-    places = (data / "ud", data / "xtreme" / "ud")
-    folder = next((place for place in places if place.is_dir()), data)
-    found: dict[str, dict[str, Path]] = {"train": {}, "dev": {}, "test": {}}
-    for path in sorted([*folder.glob("*.conllu*"), *folder.glob("UD_*/*.conllu*")]):
-        matched = NAME.fullmatch(path.name)
-        if matched is None:
-            continue
-        part, language = found[matched["part"]], matched["language"]
-        if language in part:
-            fix = "keep one treebank of a language and part in the folder"
-            raise InputError(f"{part[language].name} is of {language!r} too", file=path, fix=fix)
-        part[language] = path
-    if not found["train"] or not found["test"]:
-        fix = "give a folder with files like en_ewt-ud-train.conllu and de_gsd-ud-test.conllu"
-        raise InputError("no treebanks to learn from and test on here", file=data, fix=fix)
-    return Treebanks(**found)
-
-
-def prepare(
-    encoder: Encoder, files: Treebanks, run: TransferRun, settings: TaskSettings
-) -> ParseData:
-    """Read and encode what a run needs, once for all seeds of a process."""
-    dev = run.sources if settings.select == "best" else ()
-    for name in dev:
-        if name not in files.dev:
-            fix = f"add {name}_*-ud-dev.conllu, or set select to last"
-            raise InputError(f"no treebank of {name!r} to choose the best epoch by", fix=fix)
-    paths = [files.train[name] for name in run.sources]
-    paths += [files.dev[name] for name in dev] + [files.test[name] for name in run.tests]
-    choices = (settings.max_words, settings.overlap, settings.subtypes)
-    sizes = (
-        settings.train_examples,
-        settings.test_examples,
-        max_sequence_length(encoder, settings),
-    )
-    stamps = tuple((str(path), path.stat().st_mtime_ns) for path in paths)
-    key = ("parsing", run, stamps, choices, sizes, bool(dev))
-    return remember(encoder.tokenizer, key, lambda: _read_all(encoder, files, run, dev, settings))
-
-
-def count_words(text: ParsedText, relations: Sequence[str]) -> dict[str, int]:
-    """Say what of a text was not read, is not scored, or cannot be right."""
-    sentences, encoded = text.sentences, text.encoded
-    tags = Counter(tag for sentence in sentences for tag in sentence.upos)
-    kinds = Counter(name for sentence in sentences for name in sentence.deprels)
-    n_words = np.array([len(sentence.words) for sentence in sentences])
-    return {
-        "words": int(n_words.sum()),
-        "words_ignored": sum(tags[tag] for tag in IGNORED),
-        "words_of_unknown_relations": sum(n for name, n in kinds.items() if name not in relations),
-        "words_without_subword": encoded.n_bare,
-        "words_cut": encoded.n_cut,
-        "sentences_cut": int((n_words > encoded.n_words).sum()),
-        "sentences_in_windows": int((encoded.n_windows > 1).sum()),
-        "multiword_tokens": sum(sentence.n_ranges for sentence in sentences),
-        "empty_nodes": sum(sentence.n_empty_nodes for sentence in sentences),
-    }
-
-
-def _read_all(
-    encoder: Encoder, files: Treebanks, run: TransferRun, dev: Sequence[str], settings: TaskSettings
-) -> ParseData:
-    train: list[ParsedSentence] = []
-    for name in run.sources:
-        train += _read(files.train[name], settings.train_examples, settings)
-    names = sorted({name for sentence in train for name in sentence.deprels} | {ROOT})
-    numbers = {name: number for number, name in enumerate(names)}
-
-    def encode(sentences: Sequence[ParsedSentence], one_window: bool = False) -> ParseExamples:
-        return encode_trees(
-            encoder.tokenizer,
-            sentences,
-            numbers,
-            max_sequence_length(encoder, settings),
-            max_words=settings.max_words,
-            overlap=settings.overlap,
-            one_window=one_window,
-        )
-
-    def read(path: Path) -> ParsedText:
-        sentences = _read(path, settings.test_examples, settings)
-        return ParsedText(sentences, encode(sentences))
-
-    return ParseData(
-        names,
-        encode(train, one_window=True),
-        {name: read(files.dev[name]) for name in dev},
-        {name: read(files.test[name]) for name in run.tests},
-    )
-
-
-def _read(path: Path, most: int | None, settings: TaskSettings) -> list[ParsedSentence]:
-    """Read a treebank, or so many of its sentences, its relations as they are compared."""
-    return [
-        replace(
-            sentence,
-            deprels=tuple(name_relation(name, settings.subtypes) for name in sentence.deprels),
-        )
-        for sentence in sample_evenly(read_trees(path), most)
-    ]
-
-
-def measure_parsing(
-    encoder: Encoder,
-    data: Path,
+def score_attachments(
+    gold: Sequence[ParsedSentence],
+    heads: Sequence[Sequence[int]],
+    relations: Sequence[Sequence[str]],
     *,
-    languages: Sequence[str] | None = None,
-    settings: TaskSettings,
-    seed: int,
-    on_progress: OnProgress = lambda done, total: None,
-) -> list[LanguageScores]:
-    """Fine-tune a parser and give LAS (the main metric) and UAS of every test language."""
-    files = find_treebanks(data)
-    tests = pick_languages(list_languages(data, settings), languages, data)
-    runs = plan_runs(settings, list(files.train), tests)
+    ignored: Collection[str] = IGNORED_TAGS,
+    subtypes: bool = False,
+) -> AttachmentScores:
+    """Compare predicted arcs with gold arcs; words without a prediction are not scored.
 
-    def measure(run: TransferRun, on_progress: OnProgress) -> list[LanguageScores]:
-        prepared = prepare(encoder, files, run, settings)
-        return _measure_run(encoder, prepared, settings, seed, on_progress)
-
-    return measure_runs(encoder, runs, measure, on_progress)
-
-
-def list_languages(data: Path, settings: TaskSettings) -> list[str]:
-    """List the languages that can be tested, the source first."""
-    files = find_treebanks(data)
-    return choose_tests(settings, list(files.train), sorted(files.test))
-
-
-def _measure_run(
-    encoder: Encoder,
-    data: ParseData,
-    settings: TaskSettings,
-    seed: int,
-    on_progress: OnProgress,
-) -> list[LanguageScores]:
-    root = data.relations.index(ROOT)
-    generator = torch.Generator().manual_seed(derive_seed(seed, 1))
-    parser = Parser(encoder, len(data.relations), root, settings, generator)
-
-    def judge() -> float:
-        return float(
-            np.mean([_score(text, data, _parse(text), settings).las for text in data.dev.values()])
-        )
-
-    def _parse(text: ParsedText) -> Parses:
-        return parser.parse(text.encoded, settings)
-
-    tuned = fine_tune(
-        parser,
-        data.train,
-        settings,
-        seed=seed,
-        score_dev=judge if data.dev else None,
-        on_progress=lambda done, total: on_progress(done, total + len(data.tests)),
-    )
-    learnt = {"train_sentences": len(data.train.n_words), "train_words_cut": data.train.n_cut}
-    outcomes = []
-    for number, (language, text) in enumerate(data.tests.items(), start=1):
-        parses = _parse(text)
-        scores = _score(text, data, parses, settings)
-        counts = learnt | count_words(text, data.relations)
-        counts["sentences_searched_for_a_tree"] = parses.n_searched
-        metrics = {"las": scores.las, "uas": scores.uas}
-        n_items = len(text.sentences)
-        outcomes.append(LanguageScores(language, metrics, n_items, scores.items, counts=counts))
-        on_progress(tuned.n_updates + number, tuned.n_updates + len(data.tests))
-    return outcomes
+    With no ignored tags these are the scores of the CoNLL 2018 shared task on gold words.
+    """
+    counts = np.zeros((len(gold), 3), dtype=np.int64)
+    for row, (sentence, own_heads, names) in enumerate(zip(gold, heads, relations, strict=True)):
+        for tag, gold_head, gold_name, head, name in zip(
+            sentence.upos, sentence.heads, sentence.deprels, own_heads, names, strict=False
+        ):
+            if tag in ignored:
+                continue
+            same_head = gold_head == head
+            same_name = normalize_relation(gold_name, subtypes) == normalize_relation(
+                name, subtypes
+            )
+            counts[row] += (1, same_head, same_head and same_name)
+    return AttachmentScores(*counts.T)
 
 
-def _score(
-    text: ParsedText, data: ParseData, parses: Parses, settings: TaskSettings
-) -> Attachments:
-    ends = np.cumsum(text.encoded.n_words)[:-1]
-    heads = [part.tolist() for part in np.split(parses.heads, ends)]
-    kinds = [[data.relations[k] for k in part] for part in np.split(parses.relations, ends)]
-    return count_attachments(text.sentences, heads, kinds, subtypes=settings.subtypes)
+def normalize_relation(name: str, subtypes: bool = False) -> str:
+    """Return the name of a relation in version 2, without its subtype unless `subtypes` is set.
+
+    The CoNLL 2018 shared task and Wu and Dredze compare relations without subtypes.
+
+    >>> normalize_relation("nsubjpass"), normalize_relation("acl:relcl")
+    ('nsubj', 'acl')
+    """
+    full = RENAMED_RELATIONS.get(name, name)
+    return full if subtypes else full.partition(":")[0]
