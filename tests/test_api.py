@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
 import calque
+from calque.cli.app import build_app
 from calque.models import loading
 
 
@@ -70,3 +73,51 @@ def test_looking_around_imports_no_torch() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
+
+
+COMMANDS = {
+    "align": "align_file",
+    "attention": "pair_attention",
+    "clean": "clean_bitext",
+    "compare": "compare",
+    "embed": "embed_file",
+    "evaluate": "evaluate",
+    "extract": "extract_vectors",
+    "gap": "transfer_gap",
+    "grow": "grow",
+    "lexicon": "induce_lexicon",
+    "links": "link_bitext",
+    "map": "map_vectors",
+    "mine": "mine",
+    "neutralize": "neutralize",
+    "prepare": "prepare",
+    "train": "train",
+    "translate": "translate_file",
+}
+# Options that only concern what is shown on the screen, and names that cannot be keywords.
+ONLY_OPTIONS = {
+    "attention": {"layer", "output"},
+    "clean": {"set"},
+    "compare": {"brief"},
+    "evaluate": {"plot", "set"},
+    "gap": {"plot", "steps"},
+    "grow": {"no_compose"},
+    "mine": {"k"},
+    "prepare": {"set"},
+    "train": {"set"},
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_of_a_command_are_keywords_of_its_function(command: str) -> None:
+    group = typer.main.get_command(build_app())
+    options = {
+        name[2:].replace("-", "_")
+        for parameter in group.commands[command].params  # type: ignore[attr-defined]
+        for name in parameter.opts
+        if name.startswith("--")
+    }
+    function = getattr(calque, COMMANDS[command])
+    keywords = set(inspect.signature(function).parameters)
+    assert options - keywords - {"help"} == ONLY_OPTIONS.get(command, set())
+    assert "Args:" in function.__doc__ and ">>>" in function.__doc__

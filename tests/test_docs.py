@@ -13,9 +13,10 @@ import click
 import pytest
 import typer
 
+import calque
 from calque.cli.app import build_app
 from calque.evaluation.settings import TaskSettings
-from calque.training.recipe import load_recipe
+from calque.training.recipe_io import load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("recipes/*.yaml")]
@@ -23,7 +24,7 @@ SETTINGS = {field.name for field in fields(TaskSettings)}
 
 
 def find_commands(text: str) -> Iterator[str]:
-    """Give what follows `calque` in lines of code and between backticks, continued lines joined."""
+    """Yield what follows `calque` in code blocks and between backticks, continued lines joined."""
     joined = re.sub(r" *\\\n#? *", " ", text)
     yield from re.findall(r"^(?:\$ )?calque ([a-z].*)$", "\n".join(joined.split("```")[1::2]), re.M)
     yield from re.findall(r"`calque ([a-z][^`]*)`", joined)
@@ -31,12 +32,12 @@ def find_commands(text: str) -> Iterator[str]:
 
 
 def take_words(command: str) -> list[str]:
-    """Split a command as a shell would, without its comment and what it is piped to."""
+    """Return the words of a command, without comments and what follows a pipe."""
     try:
         words = shlex.split(command.replace("…", " "), comments=True)
     except ValueError:  # a quotation mark that ends in another line
         words = command.split()
-    ends = [number for number, word in enumerate(words) if word in ("|", ">", "<", "#")]
+    ends = [number for number, word in enumerate(words) if word in ("|", ">", "<", "#", "&&")]
     return words[: ends[0]] if ends else words
 
 
@@ -64,10 +65,20 @@ def test_commands_exist(page: Path, commands: dict[str, click.Command]) -> None:
 
 
 def test_commands_are_found() -> None:
-    assert sum(1 for page in PAGES for _ in find_commands(page.read_text("utf-8"))) > 200
+    assert sum(1 for page in PAGES for _ in find_commands(page.read_text("utf-8"))) > 100
     text = "```\ncalque map a.vec \\\n  b.vec -o x # one\n$ calque train weak\n```\nor `calque gap`"
     assert [take_words(each) for each in find_commands(text)] == [
         ["map", "a.vec", "b.vec", "-o", "x"],
         ["train", "weak"],
         ["gap"],
     ]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.suffix == ".md"], ids=lambda p: p.stem
+)
+def test_python_examples_use_public_names_only(page: Path) -> None:
+    for code in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        assert not re.search(r"^\s*(from calque\.|import calque\.)", code, re.MULTILINE), code
+        for name in re.findall(r"\bcalque\.(\w+)", code):
+            assert name in calque.__all__, name
