@@ -15,7 +15,6 @@ from transformers import XLMRobertaConfig
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
 from calque.objectives import Objective
-from calque.objectives.base import Marks
 from calque.objectives.contrastive import (
     SentenceContrastive,
     SentenceContrastiveSettings,
@@ -23,6 +22,7 @@ from calque.objectives.contrastive import (
     WordContrastiveSettings,
 )
 from calque.tokens.ragged import BatchShape, Ragged
+from calque.tokens.tokenizer import SpecialTokens
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +31,7 @@ pytestmark = [
 
 DEVICE = "cuda"
 PAD, VOCABULARY, HIDDEN = 1, 500, 128
-MARKS = Marks(0, 2, 2, PAD, VOCABULARY - 1, (0, PAD, 2, VOCABULARY - 1), VOCABULARY)
+MARKS = SpecialTokens(0, 2, 2, PAD, VOCABULARY - 1, (0, PAD, 2, VOCABULARY - 1), VOCABULARY)
 SHAPE = BatchShape(tokens=1024, row=64, sequences=64, budget=1024)
 CHANGES: dict[str, Any] = {"negatives": "strong", "features": 32, "queue": 40}
 
@@ -85,7 +85,7 @@ def draw_arrays(seed: int, n_pairs: int) -> tuple[Ragged, ...]:
 
 
 def make_batches(objective: Objective) -> list[Any]:
-    collate = objective.make_collate(MARKS, SHAPE)
+    collate = objective.build_collator(MARKS, SHAPE)
     return [collate(draw_arrays(k, 20 - k), torch.Generator()) for k in range(3)]
 
 
@@ -132,7 +132,7 @@ def test_a_compiled_step_is_one_graph_with_the_same_loss(
     """Halves differ by rounding: their gradients are held to the one in single precision."""
     torch._dynamo.reset()
     there, plain = move(encoder, objective)
-    there.fuses = True
+    there.use_fused_layers = True
     _, fast = move(encoder, objective)
     fast.compile(fullgraph=True, dynamic=False)
     objective.start(encoder, ["en-de"])

@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from calque.evaluation.finetuning.finetune import FineTuned, fine_tune
+from calque.evaluation.finetuning.finetune import FinetuneResult, fine_tune
 from calque.evaluation.settings import TaskSettings
 from calque.evaluation.tasks.tagging import Tagger, encode_tagged
 from calque.io.conllu import read_tagged
 from calque.models.encoder import Encoder
-from calque.objectives.base import Marks
 from calque.objectives.masked_lm import (
     MaskedLM,
     MaskedLMSettings,
@@ -23,7 +22,7 @@ from calque.objectives.masked_lm import (
     TranslationLMSettings,
 )
 from calque.tokens.ragged import BatchShape, Ragged
-from calque.tokens.tokenizer import encode_sentences
+from calque.tokens.tokenizer import SpecialTokens, encode_sentences
 from calque.word_alignment.neural import WordAligner
 
 pytestmark = [
@@ -73,7 +72,7 @@ def test_a_step_does_as_the_cpu(
 ) -> None:
     """In half precision; pairs count their positions anew, so that every one has its distances."""
     shape = None if way == "end to end" else SHAPE
-    collate = pick(name).make_collate(Marks.of(encoder.tokenizer), shape)
+    collate = pick(name).build_collator(SpecialTokens.of(encoder.tokenizer), shape)
     read = sides if name == "translation" else sides[:1]
     batch = collate(read, torch.Generator().manual_seed(4))
     found: list[tuple[Tensor, dict[str, Tensor]]] = []
@@ -119,7 +118,7 @@ def test_fine_tuning_learns_as_on_the_cpu(
     names = sorted({tag for sentence in sentences for tag in sentence.tags})
     examples = encode_tagged(encoder.tokenizer, sentences, names, longest=128, overlap=0.2)
 
-    def tune(device: str) -> FineTuned:
+    def tune(device: str) -> FinetuneResult:
         settings = TaskSettings(
             epochs=4,
             learning_rate=5e-4,

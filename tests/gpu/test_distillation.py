@@ -13,10 +13,9 @@ from transformers import RobertaConfig
 
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
-from calque.objectives.base import Marks
 from calque.objectives.distillation import Distillation, DistillationSettings
 from calque.tokens.ragged import BatchShape, Ragged
-from calque.tokens.tokenizer import encode_sentences, train_tokenizer
+from calque.tokens.tokenizer import SpecialTokens, encode_sentences, train_tokenizer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,15 +65,15 @@ def test_a_compiled_step_does_as_the_cpu(target: str, is_same: bool, tmp_path: P
         objective.to(device)
         objective.start(encoder, ["en", "xx"])
         if device == "cuda":
-            encoder.fuses = True
+            encoder.use_fused_layers = True
             objective.compile(dynamic=False)
-        build = objective.make_collate(Marks.of(encoder.tokenizer), SHAPE)
+        build = objective.build_collator(SpecialTokens.of(encoder.tokenizer), SHAPE)
         batch = build(sides, torch.Generator().manual_seed(4)).to(device)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             terms = objective(encoder, objective.prepare(encoder, batch))
         terms.loss.backward()
         weight: Any = encoder.model.get_input_embeddings()
-        found.append(terms.figures | {"loss": terms.loss, "gradient": weight.weight.grad.norm()})
+        found.append(terms.metrics | {"loss": terms.loss, "gradient": weight.weight.grad.norm()})
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name].cpu(), value.cpu(), rtol=5e-2, atol=1e-3)
     assert found[0]["share"] > 0.2

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from calque.evaluation.finetuning.finetune import FineTuned, fine_tune
-from calque.evaluation.finetuning.head_task import HeadModel
+from calque.evaluation.finetuning.finetune import FinetuneResult, fine_tune
+from calque.evaluation.finetuning.head_model import HeadModel
 from calque.evaluation.settings import TaskSettings
 from calque.evaluation.tasks.classification import TextClassifier, encode_texts
 from calque.evaluation.tasks.tagging import TagExamples, Tagger, encode_tagged
 from calque.io.conllu import read_tagged
-from calque.io.labelled import read_pairs
+from calque.io.labeled import read_labeled_pairs
 from calque.models.encoder import Encoder
 
 pytestmark = [
@@ -47,7 +47,7 @@ def read_words(encoder: Encoder) -> tuple[TagExamples, list[str]]:
 
 def tune_tagger(
     encoder: Encoder, device: str, settings: TaskSettings, seed: int = 0
-) -> tuple[FineTuned, HeadModel]:
+) -> tuple[FinetuneResult, HeadModel]:
     examples, names = read_words(encoder)
     generator = torch.Generator().manual_seed(0)
     tagger = Tagger(copy_encoder(encoder, device), names, settings, generator)
@@ -104,7 +104,7 @@ def test_recorded_dropout_differs_from_update_to_update(tiny_encoder: Encoder) -
 @pytest.mark.filterwarnings("ignore:.*ynchronization debug mode")
 @pytest.mark.parametrize("graphs", [False, True])
 def test_no_update_waits_for_the_device(tiny_encoder: Encoder, graphs: bool) -> None:
-    pairs = read_pairs(DATA / "xnli" / "dev-en.tsv")
+    pairs = read_labeled_pairs(DATA / "xnli" / "dev-en.tsv")
     classes = sorted({pair.label for pair in pairs})
     examples = encode_texts(tiny_encoder.tokenizer, pairs, classes, 128)
     settings = replace(PLAIN, epochs=2, dropout=0.1, body_dropout=0.1, graphs=graphs)

@@ -15,9 +15,9 @@ from transformers import ModernBertConfig, XLMRobertaConfig
 from calque.models import attention
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
-from calque.objectives.base import Marks
 from calque.objectives.masked_lm import MaskedLM, MaskedLMSettings
 from calque.tokens.ragged import BatchShape, Ragged, pack
+from calque.tokens.tokenizer import SpecialTokens
 from calque.types import MaskedBatch, TokenBatch
 
 pytestmark = [
@@ -78,9 +78,9 @@ def encoder(request: pytest.FixtureRequest) -> Encoder:
 def batch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TokenBatch:
     """A batch, and the assurance that on the GPU it attends the way it is meant to."""
     batch, longest_row = WAYS[request.param]
-    monkeypatch.setattr(attention, "LONGEST_ROW", longest_row)
+    monkeypatch.setattr(attention, "MAX_ROW_LENGTH", longest_row)
     meant = "plan_flash" if request.param.startswith("flash") else "plan_rows"
-    for way in {"plan_flash", "plan_rows", "_padded_attention"} - {meant}:
+    for way in {"plan_flash", "plan_rows", "plan_padded"} - {meant}:
         monkeypatch.setattr(attention, way, only_on_the_cpu(getattr(attention, way)))
     return batch
 
@@ -102,7 +102,7 @@ def run(encoder: Encoder, batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """Give the states of the real tokens, and the gradient of a loss on them in one vector."""
     (states,) = encoder(batch)
     real = states[batch.ids != PAD]
-    body = encoder.family.body_of(encoder.model)
+    body = encoder.family.get_body(encoder.model)
     parameters = [p for name, p in body.named_parameters() if "pooler" not in name]
     found = torch.autograd.grad(real.float().cos().sum(), parameters)
     return real, torch.cat([gradient.flatten().float() for gradient in found])
@@ -126,7 +126,7 @@ def test_fused_layers_match_single_precision_on_the_cpu(
     encoder: Encoder, batch: TokenBatch
 ) -> None:
     there = deepcopy(encoder).cuda()
-    there.fuses = True
+    there.use_fused_layers = True
     assert_training_matches(encoder, there, batch)
 
 
@@ -142,9 +142,10 @@ def test_half_precision_weights_match_single_on_the_cpu(
 
 
 def test_a_compiled_step_is_one_graph_with_the_same_loss(encoder: Encoder) -> None:
-    marks = Marks(0, 2, 2, PAD, VOCABULARY - 1, (0, PAD, 2, VOCABULARY - 1), VOCABULARY)
+    mask_id = VOCABULARY - 1
+    special_tokens = SpecialTokens(0, 2, 2, PAD, mask_id, (0, PAD, 2, mask_id), VOCABULARY)
     objective = MaskedLM(MaskedLMSettings())
-    collate = objective.make_collate(marks, SHAPE)
+    collate = objective.build_collator(special_tokens, SHAPE)
     batches: list[MaskedBatch] = [
         collate((Ragged.of(sentences),), torch.Generator().manual_seed(seed)).to("cuda")
         for seed, sentences in enumerate([SENTENCES[:-2], SENTENCES[1:6], SENTENCES[2:6]])

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from calque.evaluation.finetuning.finetune import FineTuned, fine_tune
-from calque.evaluation.finetuning.plug_in import Paired
+from calque.evaluation.finetuning.finetune import FinetuneResult, fine_tune
+from calque.evaluation.finetuning.plug_in import TranslatedExample
 from calque.evaluation.settings import TaskSettings
 from calque.evaluation.tasks.classification import (
     ClassExamples,
@@ -21,7 +21,7 @@ from calque.evaluation.tasks.classification import (
     encode_class_pairs,
     encode_texts,
 )
-from calque.io.labelled import LabelledText, read_pairs
+from calque.io.labeled import LabeledText, read_labeled_pairs
 from calque.models.encoder import Encoder
 from calque.models.veco import Veco
 
@@ -41,18 +41,18 @@ PLAIN = TaskSettings(
 def pairs(tiny_encoder: Encoder) -> ClassPairs:
     """German beside English, every fourth without."""
 
-    def encode(examples: Sequence[LabelledText], classes: list[str]) -> ClassExamples:
+    def encode(examples: Sequence[LabeledText], classes: list[str]) -> ClassExamples:
         return encode_texts(tiny_encoder.tokenizer, examples, classes, longest=64)
 
-    sides = [read_pairs(DATA / f"dev-{name}.tsv") for name in ("de", "en")]
+    sides = [read_labeled_pairs(DATA / f"dev-{name}.tsv") for name in ("de", "en")]
     rows = enumerate(zip(*sides, strict=True))
-    found = [Paired(x, y, True) if k % 4 else Paired(x) for k, (x, y) in rows]
+    found = [TranslatedExample(x, y, True) if k % 4 else TranslatedExample(x) for k, (x, y) in rows]
     return encode_class_pairs(encode, found, CLASSES)
 
 
 def tune(
     encoder: Encoder, pairs: ClassPairs, device: str, settings: TaskSettings
-) -> tuple[FineTuned, TextClassifier]:
+) -> tuple[FinetuneResult, TextClassifier]:
     plain = Encoder(deepcopy(encoder.model), encoder.tokenizer)
     veco = Veco.plug(plain, "random", torch.Generator().manual_seed(1)).to(device)
     model = TextClassifier(veco, len(CLASSES), settings, torch.Generator().manual_seed(0))

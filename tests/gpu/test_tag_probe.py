@@ -28,12 +28,12 @@ def make_probe(encoder: Encoder) -> TagProbe:
     return TagProbe(encoder, tests["en"] + tests["zh"], tests, source="en")
 
 
-@pytest.mark.parametrize("fuses", [False, True])
-def test_half_precision_does_as_single(tiny_encoder: Encoder, fuses: bool) -> None:
+@pytest.mark.parametrize("use_fused_layers", [False, True])
+def test_half_precision_does_as_single(tiny_encoder: Encoder, use_fused_layers: bool) -> None:
     layers = [0, 2, 4]
     expected = make_probe(tiny_encoder).measure(tiny_encoder, layers)
     encoder = Encoder(deepcopy(tiny_encoder.model), tiny_encoder.tokenizer).cuda().train()
-    encoder.fuses = fuses
+    encoder.use_fused_layers = use_fused_layers
     probe = make_probe(encoder)
     with torch.autocast("cuda", torch.bfloat16):
         found, again = (probe.measure(encoder, layers) for _ in range(2))

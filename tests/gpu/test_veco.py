@@ -13,14 +13,13 @@ from transformers import XLMRobertaConfig
 from calque.models.encoder import Encoder
 from calque.models.loading import build_model
 from calque.models.veco import Veco
-from calque.objectives.base import Marks
 from calque.objectives.cross_attention_lm import (
     CrossAttentionLM,
     CrossAttentionLMSettings,
-    read_both_ways,
+    encode_alone_and_paired,
 )
 from calque.tokens.ragged import BatchShape, Ragged
-from calque.tokens.tokenizer import encode_sentences, train_tokenizer
+from calque.tokens.tokenizer import SpecialTokens, encode_sentences, train_tokenizer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,7 +68,7 @@ def test_a_compiled_step_does_as_the_cpu(
     ids = [encode_sentences(veco.tokenizer, [row[k] for row in rows]) for k in (1, 2)]
     sides = tuple(Ragged.of(side) for side in ids)
     objective = CrossAttentionLM(CrossAttentionLMSettings())
-    collate = objective.make_collate(Marks.of(veco.tokenizer), SHAPES[name])
+    collate = objective.build_collator(SpecialTokens.of(veco.tokenizer), SHAPES[name])
     batch = collate(sides, torch.Generator().manual_seed(4))
     found: list[dict[str, Any]] = []
     for device in ("cpu", "cuda"):
@@ -78,7 +77,7 @@ def test_a_compiled_step_does_as_the_cpu(
             weight.requires_grad_(not frozen or ".crossattention." in parameter)
         compute = CrossAttentionLM(CrossAttentionLMSettings())
         if device == "cuda":
-            model.fuses = True
+            model.use_fused_layers = True
             if SHAPES[name] is not None:
                 compute.compile(dynamic=False)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
@@ -89,7 +88,7 @@ def test_a_compiled_step_does_as_the_cpu(
         body = weights["model.roberta.encoder.layer.1.attention.self.key.weight"].grad
         assert key is not None
         assert (body is None) == frozen
-        found.append(terms.figures | {"loss": terms.loss, "gradient": key.norm()})
+        found.append(terms.metrics | {"loss": terms.loss, "gradient": key.norm()})
     for term, value in found[0].items():
         torch.testing.assert_close(found[1][term].cpu(), value.cpu(), rtol=5e-2, atol=1e-3)
 
@@ -100,14 +99,14 @@ def test_states_in_half_precision_are_near(name: str, veco: Veco, rows: list[lis
     ids = [encode_sentences(veco.tokenizer, [row[k] for row in rows]) for k in (1, 2)]
     sides = tuple(Ragged.of(side) for side in ids)
     objective = CrossAttentionLM(CrossAttentionLMSettings())
-    collate = objective.make_collate(Marks.of(veco.tokenizer), SHAPES[name])
+    collate = objective.build_collator(SpecialTokens.of(veco.tokenizer), SHAPES[name])
     batch = collate(sides, torch.Generator().manual_seed(4))
-    expected = read_both_ways(veco, batch.pairs)
+    expected = encode_alone_and_paired(veco, batch.pairs)
     model = deepcopy(veco).to("cuda")
-    for fuses in (False, True):
-        model.fuses = fuses
+    for use_fused_layers in (False, True):
+        model.use_fused_layers = use_fused_layers
         with torch.autocast("cuda", torch.bfloat16):
-            found = read_both_ways(model, batch.to("cuda").pairs)
+            found = encode_alone_and_paired(model, batch.to("cuda").pairs)
         for mine, theirs in zip(found, expected, strict=True):
             assert mine.isfinite().all()
             is_real = batch.tokens.ids != veco.tokenizer.pad_token_id

@@ -197,7 +197,7 @@ def test_compiled_it_is_one_graph_for_all_batches(
     compiled = torch.compile(encoder.forward, fullgraph=True, dynamic=False, backend=counter)
     for n_pairs in (3, 1):
         batch = read_pairs(encoder, reset=reset, rows=True, n_pairs=n_pairs)
-        batch = replace(batch, counts_on=known)
+        batch = replace(batch, has_default_positions=known)
         real = batch.ids != 0
         found, expected = compiled(batch)[0][real], encoder(batch)[0][real]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -212,7 +212,7 @@ def test_one_square_of_distances_serves_all_where_positions_count_on(
     body = deberta_encoder.family.get_body(deberta_encoder.model)
     batches = [read_pairs(deberta_encoder, reset=reset, rows=rows) for reset in (False, True)]
     plain = pack(Ragged.of([[1, 5, 6, 2], [1, 7, 2]]), pad_id=0)
-    assert [batch.counts_on for batch in (*batches, plain)] == [False, False, True]
+    assert [batch.has_default_positions for batch in (*batches, plain)] == [False, False, True]
     tables = [RowTable.build(batch) for batch in batches]
     found = [find_relative_positions(body, *each) for each in zip(batches, tables, strict=True)]
     longest = tables[0].shape[1]

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 import calque
 from calque.api import Model
 from calque.errors import InputError
+from calque.evaluation.settings import TaskSettings
+from calque.evaluation.tasks import alignment_error, tatoeba
 from calque.models.encoder import Encoder
 from calque.models.language_maps import ABOUT_FILE, TENSORS_FILE, LanguageMaps, load_maps
 from calque.word_alignment.neural import WordAligner
@@ -210,3 +212,50 @@ def test_errors_of_aligners_with_maps(mapped_folder: Path) -> None:
 def test_encoders_load_without_maps(mapped_folder: Path) -> None:
     assert Encoder.load(mapped_folder).maps is None
     assert Model.load(mapped_folder).maps is None
+
+
+@pytest.fixture
+def task_data(demo_rows: list[tuple[str, str, str]], tmp_path: Path) -> Path:
+    """Retrieval tests of three languages from the demo, and two tests of word alignment."""
+    folder = tmp_path / "data"
+    (folder / "tatoeba").mkdir(parents=True)
+    (folder / "gold_alignments").mkdir()
+    for short, code in (("de", "deu"), ("ja", "jpn"), ("fr", "fra")):
+        rows = [row for row in demo_rows if row[0] == short]
+        for side, column in (("eng", 1), (code, 2)):
+            text = "".join(row[column] + "\n" for row in rows)
+            (folder / "tatoeba" / f"tatoeba.{code}-eng.{side}").write_text(text, "utf-8")
+    for name in ("de-en", "fr-en"):
+        (folder / "gold_alignments" / f"{name}.text").write_text("das Haus ||| the house\n")
+        (folder / "gold_alignments" / f"{name}.gold").write_text("0-0 1-1\n")
+    return folder
+
+
+def test_retrieval_maps_each_side_by_its_language(
+    mapped_folder: Path, tiny_folder: Path, task_data: Path, demo_rows: list[tuple[str, str, str]]
+) -> None:
+    model = calque.load(mapped_folder, "cpu", maps=True)
+    scores = tatoeba.measure(model, task_data, languages=["deu", "ja"], settings=TaskSettings())
+    plain = calque.load(tiny_folder, "cpu")
+    for score, language, number in zip(scores, ("de", "ja"), (0, 1), strict=True):
+        rows = [row for row in demo_rows if row[0] == language]
+        src, eng = (plain.embed([row[i] for row in rows], layer=3) for i in (2, 1))
+        src = src @ make_maps().maps[number, 3].numpy()
+        src, eng = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in (src, eng))
+        expected = np.mean((src @ eng.T).argmax(axis=1) == np.arange(len(src)))
+        assert score.layers[3]["accuracy_to_english"] == 100 * expected
+
+
+def test_tasks_need_maps_of_all_languages_and_layers(mapped_folder: Path, task_data: Path) -> None:
+    settings = TaskSettings()
+    model = calque.load(mapped_folder, "cpu", maps=True)
+    with pytest.raises(InputError, match=r"there are no maps for fr \(use --languages de,ja\)"):
+        tatoeba.measure(model, task_data, settings=settings)
+    with pytest.raises(InputError, match=r"there are no maps for fr-en \(use --languages de-en\)"):
+        alignment_error.measure(model, task_data, settings=settings)
+    make_maps(layers=(1, 3)).save(mapped_folder)
+    few = calque.load(mapped_folder, "cpu", maps=True)
+    with pytest.raises(InputError, match="no map of layer 2"):
+        tatoeba.measure(few, task_data, languages=["de"], settings=TaskSettings(layers=(2,)))
+    (score,) = alignment_error.measure(few, task_data, languages=["de-en"], settings=settings)
+    assert set(score.layers) == {1, 3}  # only layers with maps are measured
