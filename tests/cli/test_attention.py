@@ -55,6 +55,8 @@ def test_several_models_and_a_picture(
         (["Take a seat", "请坐", "--model", "nowhere/at/all"], "not a hub name"),
     ],
 )
-def test_invalid_input(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_input(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["attention", *arguments]) == 2
     assert problem in capsys.readouterr().err

@@ -188,8 +188,8 @@ def test_invalid_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     check([en, str(folder / "gone.vec")], "gone.vec: no such file")
     for content, problem in (
         (b"", "odd.vec: the file is empty (use vectors in word2vec format)"),
-        (b"Only text.\nNo numbers.\n", "odd.vec, line 1: the line is neither a header nor a word with"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "odd.vec, line 1: the line is neither a header nor a word"),
+        (b"Only text.\nNo numbers.\n", "odd.vec, line 1: the line is neither a header"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "odd.vec, line 1: the line is neither a header"),
         (b"5 2\na 1 2\n", "odd.vec: the header announces 5 words, but the file has 1"),
         (b"a 0 0\nb 0 0\n", "odd.vec: all vectors are zero"),
     ):

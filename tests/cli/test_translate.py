@@ -152,7 +152,7 @@ def test_an_interrupted_run_is_resumed(
         (["-o", "no/out"], "no/out: the file cannot be created: its folder does not exist"),
         (["-o", "text.de", "--score", "text.de"], "text.de: the file is both input and output"),
         (["--skip-bad", "text.en"], "text.en: the file is both input and output"),
-        (["--skip-bad", "text.de", "--score", "text.de"], "text.de: the file is both input and output"),
+        (["--skip-bad", "text.de", "--score", "text.de"], "text.de: the file is both input"),
         (["--skip-bad", "out", "-o", "./out"], "out: the file is both -o and --skip-bad"),
         (["--skip-bad", "no/bad"], "no/bad: the file cannot be created: its folder does not exist"),
         (["--length-penalty", "inf"], "the length penalty is inf (choose a finite number)"),
