@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from calque.evaluation.dataset_check import check_data
     from calque.evaluation.evaluate import evaluate
     from calque.growth.grow import grow
-    from calque.io.cleaning import clean_bitext
+    from calque.io.cleaning import CleaningRules, clean_bitext
     from calque.report.compare import compare
     from calque.sentences.embed import embed_file
     from calque.sentences.language_neutral import neutralize
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "CleaningRules",
     "HybridAligner",
     "InputError",
     "Model",
@@ -76,6 +77,7 @@ __all__ = [
 
 # Imported at first use: `import calque` alone must not import torch.
 _MODULES = {
+    "CleaningRules": "calque.io.cleaning",
     "HybridAligner": "calque.word_alignment.hybrid",
     "InputError": "calque.errors",
     "Model": "calque.api",

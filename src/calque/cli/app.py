@@ -1,4 +1,4 @@
-"""The list of commands. To add one: its file, and one line here."""
+"""The list of commands; a new command is added to `COMMANDS`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def build_app() -> typer.Typer:
-    """Make the command line; the commands import what is heavy when they run."""
+    """Build the command line; commands import heavy libraries only when they run."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
@@ -71,4 +71,4 @@ def _calque(
         typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
     ] = False,
 ) -> None:
-    """Align multilingual Transformer encoders across languages, and use what comes of it."""
+    """Align multilingual Transformer encoders across languages and use them."""
