@@ -12,7 +12,8 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from subprocess import CompletedProcess
 
     from transformers import PreTrainedTokenizerFast
 
@@ -175,3 +176,18 @@ def fork_server() -> Iterator[Any]:
     server = runpy.run_path(str(Path(__file__).with_name("fork_server.py")))["ForkServer"]()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def run_benchmark(
+    fork_server: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., CompletedProcess[str]]:
+    """Run a script of benchmarks/ with arguments, in a fork of a process with all imports."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+
+    def run(name: str, *arguments: object, seconds: int = 300) -> CompletedProcess[str]:
+        script = Path(__file__).parents[1] / "benchmarks" / name
+        options = {"n_processes": 1, "output": folder / name, "seconds": seconds}
+        return fork_server.run(script, *arguments, beside=script, **options)
+
+    return run

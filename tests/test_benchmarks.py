@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from subprocess import CompletedProcess
 
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-SCRIPTS = sorted(FOLDER.glob("*.py"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
-def test_benchmark_runs_in_tiny_mode(
-    script: Path, fork_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.py")))
+def test_tiny_mode(
+    name: str,
+    run_benchmark: Callable[..., CompletedProcess[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = fork_server.run(
-        script, "--tiny", beside=script, n_processes=1, output=tmp_path / "printed", seconds=120
-    )
+    done = run_benchmark(name, "--tiny", seconds=120)
     assert done.returncode == 0, done.stderr or done.stdout
     assert done.stdout.strip() and not done.stdout.startswith("skipped")
+    assert not list(tmp_path.iterdir()), "the script left files behind"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,24 +16,26 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
-ENVIRONMENT = os.environ | {
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(ROOT / "src"),
-    "PYTHONWARNINGS": "ignore",
-}
 NAMES = "to\tO\nNew\tB-LOC\nYork\tI-LOC\n\nof\tO\nParis\tB-LOC\n\n"
 KINDS = "the\tDET\nold\tADJ\nhouse\tNOUN\n\na\tDET\nhouse\tNOUN\nfell\tVERB\n\n"
 
 
-def call(script: str, *arguments: object, fails: bool = False) -> str:
-    command = [sys.executable, ROOT / "benchmarks" / script, *map(str, arguments)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert (done.returncode != 0) == fails, done.stdout + done.stderr
-    return done.stdout + done.stderr
+Call = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def call(run_benchmark: Callable[..., CompletedProcess[str]]) -> Call:
+    def run(script: str, *arguments: object, fails: bool = False) -> str:
+        done = run_benchmark(script, *arguments)
+        assert (done.returncode != 0) == fails, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return run
 
 
 @pytest.fixture(scope="module")
 def pack(
+    call: Call,
     demo_rows: Sequence[tuple[str, str, str]],
     tiny_encoder: Encoder,
     tmp_path_factory: pytest.TempPathFactory,
@@ -72,7 +72,7 @@ def pack(
 
 
 @pytest.mark.slow
-def test_runs_resume_and_are_told(pack: Path, tmp_path: Path) -> None:
+def test_runs_resume_and_are_told(call: Call, pack: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     study = ("--tiny", "--languages", "de,fr", "--mini", pack / "encoder", "--seeds", 1)
     told = call("veco_study.py", pack, "-o", out, *study, "--only", "scratch-veco,mini-none")
@@ -127,7 +127,7 @@ def check_report(path: Path) -> None:
         assert (path.parent / f"study-{kind}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_data_scripts_say_so_and_end_well(tmp_path: Path) -> None:
+def test_without_data_scripts_say_so_and_end_well(call: Call, tmp_path: Path) -> None:
     assert "skipped" in call("veco_study.py", "-o", tmp_path / "out")
     assert "skipped" in call("veco_pack.py", "-o", tmp_path / "pack")
     assert list(tmp_path.iterdir()) == []
