@@ -1,4 +1,4 @@
-"""F1 and exact match as the scripts of SQuAD and MLQA have them, computed by hand."""
+"""F1 and exact match of the scripts of SQuAD and MLQA, computed by hand."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from calque.evaluation.tasks.question_answering import (
         ("An  apple\ta day", "apple day"),
         ("theatre and an anthem", "theatre and anthem"),  # articles are whole words
         ("U.S.A.", "usa"),
-        ("the-end", "theend"),  # punctuation goes before articles do
-        ("“quoted” – dash", "“quoted” – dash"),  # SQuAD knows ASCII's punctuation alone
+        ("the-end", "theend"),  # punctuation is removed before articles
+        ("“quoted” – dash", "“quoted” – dash"),  # SQuAD removes ASCII punctuation only
         ("a", ""),
         ("Die Stadt", "die stadt"),
     ],
 )
-def test_squads_normal_form(answer: str, expected: str) -> None:
+def test_normalization_of_squad(answer: str, expected: str) -> None:
     assert normalize_squad(answer) == expected
 
 
@@ -40,20 +40,20 @@ def test_squads_normal_form(answer: str, expected: str) -> None:
     ("language", "answer", "expected"),
     [
         ("en", "The “quoted” – dash", "quoted dash"),
-        ("en", "$5 (about)", "5 about"),  # ASCII's symbols count as punctuation
-        ("en", "€5", "€5"),  # others do not
+        ("en", "$5 (about)", "5 about"),  # ASCII symbols count as punctuation
+        ("en", "€5", "€5"),  # other symbols do not
         ("de", "Der Mann, des Jahres", "mann jahres"),
         ("de", "the Haus", "the haus"),
         ("es", "¿Los Ángeles?", "ángeles"),
         ("vi", "cái bàn của tôi", "bàn tôi"),
         ("hi", "राम, श्याम।", "राम श्याम"),
         ("ar", "البيت الكبير", "بيت كبير"),
-        ("ar", "خالد", "خ د"),  # the letters of the article inside a word, as the script does
+        ("ar", "خالد", "خ د"),  # the script removes the article inside a word, too
         ("zh", "北京，2008 Olympics年", "北 京 2008 olympics 年"),
         ("zh", "the 山", "the 山"),
     ],
 )
-def test_mlqas_normal_form(language: str, answer: str, expected: str) -> None:
+def test_normalization_of_mlqa(language: str, answer: str, expected: str) -> None:
     assert normalize_mlqa(answer, language) == expected
 
 
@@ -68,17 +68,17 @@ def test_scores_by_hand() -> None:
         pytest.approx(4 / 7),
         0,
     )
-    # Words count as often as both have them: 2 of 3 and of 2.
+    # Repeated words count as often as they occur on both sides: 2 of 3 and of 2.
     assert score_answer("ba ba ba", ["ba ba"])[0] == pytest.approx(4 / 5)
-    # The best answer counts, for each of the scores.
+    # Both scores use the gold answer that fits best.
     assert score_answer("1976", ["in 1976", "1976"]) == (1, 1)
     assert score_answer("nothing", ["in 1976", "1976"]) == (0, 0)
-    # Chinese by characters: 2 in common of 3 and 2.
+    # Chinese is split into characters: 2 in common of 3 and 2.
     assert score_answer("北京市", ["北京"], partial(normalize_mlqa, language="zh"))[0] == (
         pytest.approx(4 / 5)
     )
     assert score_answer("北京市", ["北京"])[0] == 0
-    # Nothing left on both sides is equal, but has no word in common: so it is in both scripts.
+    # Two empty strings are equal but have no word in common, as in both scripts.
     assert score_answer("the", ["a"]) == (0, 1)
 
 
@@ -88,8 +88,8 @@ WORDS = st.lists(st.sampled_from(["the", "a", "red", "Red", "house,", "2", "“x
 
 
 @given(WORDS, st.lists(WORDS, min_size=1, max_size=3))
-def test_against_the_definition(found: str, answers: list[str]) -> None:
-    """F1 = 2PR / (P + R), from words stripped of punctuation one by one."""
+def test_scores_equal_the_definition(found: str, answers: list[str]) -> None:
+    """F1 = 2PR / (P + R) over words without punctuation."""
 
     def words(text: str) -> list[str]:
         bare = "".join(c for c in text.lower() if c not in string.punctuation)
@@ -107,7 +107,7 @@ def test_against_the_definition(found: str, answers: list[str]) -> None:
 
 
 @given(st.text(max_size=30), st.sampled_from(sorted(MLQA_ARTICLES)))
-def test_normal_forms_have_single_blanks_and_score_themselves(text: str, language: str) -> None:
+def test_normalized_answers_have_single_spaces_and_full_scores(text: str, language: str) -> None:
     normal = normalize_mlqa(text, language)
     assert normal == " ".join(normal.split())
     f1, exact = score_answer(text, [text], partial(normalize_mlqa, language=language))

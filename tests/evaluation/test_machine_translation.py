@@ -1,4 +1,4 @@
-"""BLEU and chrF against SacreBLEU's own functions, and where test sets are found."""
+"""BLEU and chrF compared with SacreBLEU's functions, and files of test sets."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from calque.evaluation.registry import find_tasks
 from calque.evaluation.settings import TaskSettings
 from calque.evaluation.tasks.machine_translation import (
     choose_directions,
-    find_test_sets,
-    list_directions,
-    measure_translation,
-    measure_translations,
+    find_language_files,
+    list_languages,
+    measure,
     read_test_set,
 )
 from calque.models.seq2seq import Seq2Seq
 from calque.translation.bleu import score_translations
-from calque.translation.translate import Translator
 
 # The example of SacreBLEU's README, with the score printed there.
 SYSTEM = [
@@ -39,7 +37,7 @@ REFERENCE = [
 ]
 
 
-def test_scores_are_sacrebleu_s() -> None:
+def test_scores_equal_those_of_sacrebleu() -> None:
     import sacrebleu
 
     found = score_translations(SYSTEM, REFERENCE, "en")
@@ -55,7 +53,7 @@ def test_scores_are_sacrebleu_s() -> None:
     assert found.chrf_signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|")
 
 
-def test_a_perfect_translation_has_100_and_chinese_is_split_by_character() -> None:
+def test_perfect_translation_scores_100_and_chinese_is_split_into_characters() -> None:
     found = score_translations(["我们的客人几分钟后到。"], ["我们的客人几分钟后到。"], "zh")
     assert found.bleu == pytest.approx(100)
     assert found.chrf == pytest.approx(100)
@@ -66,7 +64,7 @@ def test_a_perfect_translation_has_100_and_chinese_is_split_by_character() -> No
     ("language", "alike"),
     [("zho", "zh"), ("cmn", "zh"), ("yue", "zh"), ("jpn", "ja"), ("kor", "ko"), ("tha", "th")],
 )
-def test_languages_have_two_names(language: str, alike: str) -> None:
+def test_language_codes_of_three_letters(language: str, alike: str) -> None:
     texts, references = ["我们的客人几分钟后到。"], ["我们的客人都到了。"]
     found = score_translations(texts, references, language)
     assert found == score_translations(texts, references, alike)
@@ -74,8 +72,8 @@ def test_languages_have_two_names(language: str, alike: str) -> None:
 
 
 @pytest.mark.parametrize("language", ["th", "lo", "km", "my", "bo"])
-def test_scripts_without_spaces_are_split_by_character(language: str) -> None:
-    """As spaced words, these two would have nothing in common."""
+def test_scripts_without_spaces_are_split_into_characters(language: str) -> None:
+    """Split at spaces, these two would have no word in common."""
     import sacrebleu
 
     texts, references = ["แขกของเราจะมาถึงเร็วๆนี้"], ["แขกของเราจะมาถึงในไม่ช้า"]
@@ -86,41 +84,21 @@ def test_scripts_without_spaces_are_split_by_character(language: str) -> None:
     assert "|tok:char|" in found.bleu_signature
 
 
-def test_test_sets_are_pairs_of_files(tmp_path: Path) -> None:
+def test_files_of_a_test_set(tmp_path: Path) -> None:
     (tmp_path / "test.en").write_text("One.\nTwo.\n")
     with lzma.open(tmp_path / "test.de.xz", "wt") as stream:
         stream.write("Eins.\nZwei.\n")
     (tmp_path / "other.en").write_text("Alone.\n")
-    (tmp_path / "test.end").write_text("no language\n")
-    found = find_test_sets(tmp_path, "en", "de")
-    assert found == {"test": (tmp_path / "test.en", tmp_path / "test.de.xz")}
-    assert read_test_set(*found["test"]) == (["One.", "Two."], ["Eins.", "Zwei."])
+    (tmp_path / "test.file").write_text("no language\n")
+    found = find_language_files(tmp_path, "test")
+    assert found == {"de": tmp_path / "test.de.xz", "en": tmp_path / "test.en"}
+    assert read_test_set(found["en"], found["de"]) == (["One.", "Two."], ["Eins.", "Zwei."])
     (tmp_path / "test.en").write_text("One.\n")
-    with pytest.raises(InputError, match=r"test.de.xz: 2 lines, but 1 in .*test.en"):
-        read_test_set(*found["test"])
-    with pytest.raises(InputError, match=r"no test set from en to fr \(put X.en and X.fr there\)"):
-        find_test_sets(tmp_path, "en", "fr")
+    with pytest.raises(InputError, match=r"test.de.xz: the file has 2 lines, but .*test.en has 1"):
+        read_test_set(found["en"], found["de"])
 
 
-def test_a_translator_is_measured(
-    translator_folder: Path, taught_pairs: list[tuple[str, str]]
-) -> None:
-    translator = Translator(translator_folder, tgt_lang="de")
-    sources, references = ([pair[side] for pair in taught_pairs] for side in (0, 1))
-    n_done = 0
-
-    def note(n_lines: int) -> None:
-        nonlocal n_done
-        n_done += n_lines
-
-    found = measure_translation(translator, sources, references, on_progress=note)
-    assert found.bleu == pytest.approx(100)
-    assert n_done == found.n_lines == len(sources)
-    wrong = measure_translation(translator, sources, references[1:] + references[:1])
-    assert wrong.bleu < 20
-
-
-def test_mistakes_are_said() -> None:
+def test_invalid_input_is_an_error() -> None:
     with pytest.raises(InputError, match="2 translations for 1 references"):
         score_translations(["a", "b"], ["a"])
     with pytest.raises(InputError, match="no lines to score"):
@@ -129,7 +107,7 @@ def test_mistakes_are_said() -> None:
 
 @pytest.fixture
 def news(tmp_path: Path, taught_pairs: list[tuple[str, str]]) -> Path:
-    """The pairs that the tiny translator knows as a test set, English packed."""
+    """A test set of pairs that the tiny translator was trained on; the English is compressed."""
     folder = tmp_path / "translation"
     folder.mkdir()
     sides = ["".join(f"{pair[side]}\n" for pair in taught_pairs) for side in (0, 1)]
@@ -139,11 +117,11 @@ def news(tmp_path: Path, taught_pairs: list[tuple[str, str]]) -> Path:
     return tmp_path
 
 
-def test_the_task_in_both_directions(translator_folder: Path, news: Path) -> None:
+def test_task_in_both_directions(translator_folder: Path, news: Path) -> None:
     settings, steps = TaskSettings(), []
-    asked = list_directions(news, settings, task="translation")
+    asked = list_languages(news, settings, task="translation")
     assert asked == ["de-en", "de-fr", "en-de", "en-fr", "fr-de", "fr-en"]
-    outcomes = measure_translations(
+    outcomes = measure(
         Seq2Seq.load(translator_folder),
         news,
         task="translation",
@@ -161,7 +139,7 @@ def test_the_task_in_both_directions(translator_folder: Path, news: Path) -> Non
         assert "tok:13a" in outcome.notes["bleu"]
 
 
-def test_the_task_in_a_grid(translator_folder: Path, tiny_folder: Path, news: Path) -> None:
+def test_task_in_a_grid(translator_folder: Path, tiny_folder: Path, news: Path) -> None:
     tasks = find_tasks(["translation"])
     folders = [f"good={translator_folder}", f"plain={tiny_folder}", f"floor=random:{tiny_folder}"]
     models = find_models(folders)
@@ -176,9 +154,9 @@ def test_the_task_in_a_grid(translator_folder: Path, tiny_folder: Path, news: Pa
     assert [run.seed for run in runs] == [None, None, 1]
 
 
-def test_what_a_model_was_not_taught(translator_folder: Path, news: Path) -> None:
+def test_directions_without_training_are_an_error(translator_folder: Path, news: Path) -> None:
     model = Seq2Seq.load(translator_folder)
     with pytest.raises(InputError, match="this model translates de-en en-de, not en-fr"):
         choose_directions(model, ["en-fr"])
-    with pytest.raises(InputError, match=r"no files of multi30k here"):
-        list_directions(news, TaskSettings(), task="multi30k")
+    with pytest.raises(InputError, match="the folder has no files of multi30k"):
+        list_languages(news, TaskSettings(), task="multi30k")

@@ -1,4 +1,4 @@
-"""Question answering as a task: files, windows of a fixed shape, a model that learns answers."""
+"""Question answering: files, windows of a fixed shape, and training of a model."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from calque.evaluation.tasks.question_answering import (
     FoundAnswer,
     SpanFinder,
     encode_questions,
-    find_questions,
+    find_files,
     list_languages,
-    measure_questions,
+    measure,
     normalize_squad,
     score_answers,
 )
@@ -42,26 +42,26 @@ def make_finder(encoder: Encoder) -> SpanFinder:
     return SpanFinder(copy_of(encoder), SETTINGS, torch.Generator().manual_seed(2)).eval()
 
 
-def test_files_of_the_three_sets(tmp_path: Path) -> None:
+def test_files_of_the_three_datasets(tmp_path: Path) -> None:
     for folder in (QUESTIONS, QUESTIONS / "xquad"):
-        found = find_questions(folder, "xquad")
+        found = find_files(folder, "xquad")
         assert sorted(found.tests) == ["de", "en", "zh"]
         assert sorted(found.train) == ["en", "sw"]
         assert not found.from_squad and not found.held_out
-    assert len(find_questions(QUESTIONS, "mlqa").tests) == 7
+    assert len(find_files(QUESTIONS, "mlqa").tests) == 7
     assert list_languages(QUESTIONS, SETTINGS, task="mlqa")[0] == "en"
     shutil.copytree(QUESTIONS, tmp_path / "xtreme")
-    assert sorted(find_questions(tmp_path, "xquad").tests) == ["de", "en", "zh"]
-    # SQuAD is learnt from where it is there, but not for TyDiQA, which has its own.
+    assert sorted(find_files(tmp_path, "xquad").tests) == ["de", "en", "zh"]
+    # SQuAD is used for training if it is there, but not for TyDiQA, which has its own.
     squad = tmp_path / "xtreme" / "squad" / "train-v1.1.json"
     squad.parent.mkdir()
     shutil.copy(QUESTIONS / "xquad" / "xquad.en.json", squad)
-    assert find_questions(tmp_path, "xquad").train == {"en": squad}
-    assert find_questions(tmp_path, "mlqa").from_squad
-    assert not find_questions(tmp_path, "tydiqa").from_squad
+    assert find_files(tmp_path, "xquad").train == {"en": squad}
+    assert find_files(tmp_path, "mlqa").from_squad
+    assert not find_files(tmp_path, "tydiqa").from_squad
 
 
-def test_mlqas_test_files_come_before_its_dev_files(tmp_path: Path) -> None:
+def test_mlqa_prefers_test_files_to_dev_files(tmp_path: Path) -> None:
     (tmp_path / "mlqa" / "MLQA_V1" / "test").mkdir(parents=True)
     shutil.copytree(QUESTIONS / "tydiqa", tmp_path / "tydiqa")
     source = QUESTIONS / "mlqa" / "dev-context-de-question-de.json"
@@ -69,11 +69,11 @@ def test_mlqas_test_files_come_before_its_dev_files(tmp_path: Path) -> None:
     shutil.copy(source, test)
     shutil.copy(source, tmp_path / "mlqa" / "MLQA_V1" / source.name)
     shutil.copy(source, tmp_path / "mlqa" / "MLQA_V1" / "test-context-de-question-en.json")
-    assert find_questions(tmp_path, "mlqa").tests == {"de": test}
+    assert find_files(tmp_path, "mlqa").tests == {"de": test}
 
 
 def blank_answers(path: Path) -> None:
-    """Do to a file what XTREME's download script does to tests."""
+    """Remove the answers of a file, as the download script of XTREME does for tests."""
     content = json.loads(path.read_text("utf-8"))
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
@@ -82,7 +82,7 @@ def blank_answers(path: Path) -> None:
     path.write_text(json.dumps(content), "utf-8")
 
 
-def test_tests_whose_answers_xtreme_blanked_give_way_to_dev_files(tmp_path: Path) -> None:
+def test_dev_files_replace_tests_without_answers(tmp_path: Path) -> None:
     shutil.copytree(QUESTIONS / "tydiqa", tmp_path / "tydiqa")
     dev, test = tmp_path / "mlqa" / "MLQA_V1" / "dev", tmp_path / "mlqa" / "MLQA_V1" / "test"
     for folder, split in ((dev, "dev"), (test, "test")):
@@ -93,7 +93,7 @@ def test_tests_whose_answers_xtreme_blanked_give_way_to_dev_files(tmp_path: Path
     blank_answers(test / "test-context-de-question-de.json")
     blank_answers(test / "test-context-zh-question-zh.json")
     (dev / "dev-context-zh-question-zh.json").unlink()
-    found = find_questions(tmp_path, "mlqa")
+    found = find_files(tmp_path, "mlqa")
     assert found.tests == {
         "de": dev / "dev-context-de-question-de.json",
         "en": test / "test-context-en-question-en.json",
@@ -101,26 +101,26 @@ def test_tests_whose_answers_xtreme_blanked_give_way_to_dev_files(tmp_path: Path
     assert found.secret == {"zh"}
 
 
-def test_a_set_whose_answers_are_all_blank_is_refused_at_once(tmp_path: Path) -> None:
+def test_dataset_without_any_answer_is_an_error(tmp_path: Path) -> None:
     shutil.copytree(QUESTIONS / "tydiqa", tmp_path / "tydiqa")
     shutil.copytree(QUESTIONS / "xquad", tmp_path / "xquad")
     for path in (tmp_path / "xquad").glob("*.json"):
         blank_answers(path)
-    with pytest.raises(InputError, match=r"no answered questions of xquad here \(XTREME blanks"):
+    with pytest.raises(InputError, match=r"no answered questions of xquad \(XTREME removes"):
         list_languages(tmp_path, SETTINGS, task="xquad")
 
 
-def test_a_malformed_test_is_no_matter_to_other_languages(tmp_path: Path) -> None:
+def test_malformed_test_does_not_affect_other_languages(tmp_path: Path) -> None:
     for name in ("tydiqa", "xquad"):
         shutil.copytree(QUESTIONS / name, tmp_path / name)
     (tmp_path / "xquad" / "xquad.zh.json").write_text("{", "utf-8")
-    assert sorted(find_questions(tmp_path, "xquad").tests) == ["de", "en", "zh"]
+    assert sorted(find_files(tmp_path, "xquad").tests) == ["de", "en", "zh"]
     with pytest.raises(InputError, match=r"xquad\.zh\.json, line 1: this is not JSON"):
-        find_questions(tmp_path, "xquad").read_test("zh")
+        find_files(tmp_path, "xquad").read_test("zh")
 
 
-def test_secret_answers_are_replaced_by_held_out_ones(tmp_path: Path) -> None:
-    found = find_questions(QUESTIONS, "tydiqa")
+def test_held_out_questions_replace_tests_without_answers(tmp_path: Path) -> None:
+    found = find_files(QUESTIONS, "tydiqa")
     assert sorted(found.tests) == ["en", "sw"]
     assert found.held_out == {"en", "sw"}
     assert found.secret == {"fi"}
@@ -129,34 +129,32 @@ def test_secret_answers_are_replaced_by_held_out_ones(tmp_path: Path) -> None:
     assert len(test) == -(-len(everything) // HELD_OUT)
     assert sorted(q.context for q in test + train) == sorted(q.context for q in everything)
     assert not {q.context for q in test} & {q.context for q in train}
-    # A test with answers is taken as it is, and all of the file is learnt from.
+    # A test with answers is used as it is, and all training questions are trained on.
     shutil.copytree(QUESTIONS / "tydiqa", tmp_path / "tydiqa")
     shutil.copy(
         QUESTIONS / "xquad" / "xquad.en.json", tmp_path / "tydiqa" / "tydiqa.goldp.en.dev.json"
     )
-    opened = find_questions(tmp_path, "tydiqa")
+    opened = find_files(tmp_path, "tydiqa")
     assert opened.held_out == {"sw"}
     assert len(opened.read_train("en")) == len(everything)
 
 
-def test_missing_files_are_named(tmp_path: Path, tiny_encoder: Encoder) -> None:
+def test_missing_files_are_errors(tmp_path: Path, tiny_encoder: Encoder) -> None:
     with pytest.raises(InputError, match="no such folder"):
-        find_questions(tmp_path / "none", "xquad")
-    with pytest.raises(InputError, match=r"no answered questions of mlqa here .*dev-context-en"):
-        find_questions(tmp_path, "mlqa")
+        find_files(tmp_path / "none", "xquad")
+    with pytest.raises(InputError, match=r"no answered questions of mlqa .*dev-context-en"):
+        find_files(tmp_path, "mlqa")
     shutil.copytree(QUESTIONS / "xquad", tmp_path / "xquad")
-    with pytest.raises(InputError, match="no questions to learn from here"):
-        find_questions(tmp_path, "xquad")
+    with pytest.raises(InputError, match="no training questions"):
+        find_files(tmp_path, "xquad")
     shutil.copy(tmp_path / "xquad" / "xquad.de.json", tmp_path / "xquad" / "xquad.de.json.gz")
-    with pytest.raises(InputError, match="is of 'de' too"):
-        find_questions(tmp_path, "xquad")
-    with pytest.raises(InputError, match="nothing to test 'fr' on"):
-        measure_questions(
-            tiny_encoder, QUESTIONS, task="xquad", languages=["fr"], settings=SETTINGS, seed=0
-        )
+    with pytest.raises(InputError, match="is a second file for 'de'"):
+        find_files(tmp_path, "xquad")
+    with pytest.raises(InputError, match="no test for 'fr'"):
+        measure(tiny_encoder, QUESTIONS, task="xquad", languages=["fr"], settings=SETTINGS, seed=0)
 
 
-def test_a_fixed_shape_changes_no_loss(tiny_encoder: Encoder) -> None:
+def test_fixed_shape_does_not_change_the_loss(tiny_encoder: Encoder) -> None:
     questions = read_questions(QUESTIONS / "xquad" / "xquad.en.json")
     examples = encode_questions(tiny_encoder.tokenizer, questions, 96, stride=32)
     rows = np.random.default_rng(0).permutation(len(examples.lengths))[:7]
@@ -171,8 +169,8 @@ def test_a_fixed_shape_changes_no_loss(tiny_encoder: Encoder) -> None:
         torch.testing.assert_close(finder(padded), finder(plain), rtol=1e-4, atol=1e-5)
 
 
-def test_the_best_answer_of_all_windows(tiny_encoder: Encoder) -> None:
-    """Against all spans of all windows, one window after the other."""
+def test_answer_is_the_best_span_of_all_windows(tiny_encoder: Encoder) -> None:
+    """Compare with an exhaustive search over all spans of all windows."""
     questions = read_questions(QUESTIONS / "xquad" / "xquad.de.json")[:4]
     examples = encode_questions(tiny_encoder.tokenizer, questions, 96, stride=32)
     finder, settings = make_finder(tiny_encoder), replace(SETTINGS, max_answer=5)
@@ -195,13 +193,13 @@ def test_the_best_answer_of_all_windows(tiny_encoder: Encoder) -> None:
         assert questions[owner].context[answer.start : answer.end] == answer.text
 
 
-def test_a_blank_text_gets_the_empty_answer(tiny_encoder: Encoder) -> None:
+def test_blank_text_has_the_empty_answer(tiny_encoder: Encoder) -> None:
     question = Question("q", "What?", " ", ())
     examples = encode_questions(tiny_encoder.tokenizer, [question], 32, stride=8)
     assert make_finder(tiny_encoder).answer(examples, [question], SETTINGS)[0].text == ""
 
 
-def test_items_are_the_questions() -> None:
+def test_items_are_questions() -> None:
     questions = [
         Question("1", "?", "in 1976", (Answer("in 1976", 0), Answer("1976", 3))),
         Question("2", "?", "red house", (Answer("red house", 0),)),
@@ -214,19 +212,19 @@ def test_items_are_the_questions() -> None:
 
 
 @pytest.mark.parametrize("task", ["xquad", "mlqa", "tydiqa"])
-def test_outcomes_are_complete_and_repeat(tiny_encoder: Encoder, task: str) -> None:
-    measure = load_function(TASKS[task].measure, task)
+def test_scores_are_complete_and_reproducible(tiny_encoder: Encoder, task: str) -> None:
+    measure_task = load_function(TASKS[task].measure, task)
     languages = load_function(TASKS[task].languages or "", task)(QUESTIONS, SETTINGS)[:2]
     assert languages[0] == "en"
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     found, again = (
-        measure(
+        measure_task(
             copy_of(tiny_encoder),
             QUESTIONS,
             languages=languages,
             settings=SETTINGS,
             seed=3,
-            on_progress=lambda done, total: told.append((done, total)),
+            on_progress=lambda done, total: reported.append((done, total)),
         )
         for _ in range(2)
     )
@@ -238,10 +236,10 @@ def test_outcomes_are_complete_and_repeat(tiny_encoder: Encoder, task: str) -> N
         assert outcome.n_items == len(outcome.items.numerators)
         assert outcome.counts["train_questions"] == 8
         assert outcome.counts["windows"] >= outcome.n_items
-    assert told[-1][0] == told[-1][1]
+    assert reported[-1][0] == reported[-1][1]
 
 
-def test_a_model_learns_answers_by_heart(tiny_encoder: Encoder, tmp_path: Path) -> None:
+def test_model_memorizes_its_training_answers(tiny_encoder: Encoder, tmp_path: Path) -> None:
     questions = json.loads((QUESTIONS / "tydiqa/tydiqa.goldp.en.train.json").read_text())
     questions["data"] = questions["data"][:5]
     for name in ("tydiqa/tydiqa.goldp.en.train.json", "xquad/xquad.en.json"):
@@ -256,15 +254,13 @@ def test_a_model_learns_answers_by_heart(tiny_encoder: Encoder, tmp_path: Path) 
         body_dropout=0.0,
         max_answer=80,
     )
-    (outcome,) = measure_questions(
-        copy_of(tiny_encoder), tmp_path, task="xquad", settings=settings, seed=0
-    )
+    (outcome,) = measure(copy_of(tiny_encoder), tmp_path, task="xquad", settings=settings, seed=0)
     assert outcome.metrics["f1"] > 80
     assert outcome.counts["answers_longer_than_max_answer"] == 0
 
 
-def test_no_epoch_can_be_chosen(tiny_encoder: Encoder) -> None:
+def test_best_epoch_cannot_be_selected(tiny_encoder: Encoder) -> None:
     with pytest.raises(InputError, match="choose the best epoch"):
-        measure_questions(
+        measure(
             tiny_encoder, QUESTIONS, task="xquad", settings=replace(SETTINGS, select="best"), seed=0
         )

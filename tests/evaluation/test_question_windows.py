@@ -1,4 +1,4 @@
-"""Windows over texts: every token in one, answers back at their very characters."""
+"""Windows of texts: every token is in one, and answers keep their characters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALL = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """The embedded model's: it knows the scripts of the samples."""
+    """The tokenizer of calque-mini, which covers the scripts of the samples."""
     import torch
 
     from calque.models.loading import load_checkpoint
@@ -47,7 +47,7 @@ def examples(tokenizer: PreTrainedTokenizerFast) -> QuestionExamples:
     return encode_questions(tokenizer, ALL, 96, stride=32)
 
 
-def test_windows_are_as_the_tokenizer_writes_pairs(
+def test_windows_equal_pairs_encoded_by_the_tokenizer(
     tokenizer: PreTrainedTokenizerFast, examples: QuestionExamples
 ) -> None:
     ends = np.cumsum(examples.lengths)
@@ -61,7 +61,7 @@ def test_windows_are_as_the_tokenizer_writes_pairs(
         assert found.tolist() == expected
 
 
-def test_answers_come_back_at_their_characters(examples: QuestionExamples) -> None:
+def test_answers_keep_their_characters(examples: QuestionExamples) -> None:
     n_here = 0
     for window, owner in enumerate(examples.owners.tolist()):
         start, end = int(examples.starts[window]), int(examples.ends[window])
@@ -73,7 +73,7 @@ def test_answers_come_back_at_their_characters(examples: QuestionExamples) -> No
         answer, context = ALL[owner].answers[0], ALL[owner].context
         begin = answer.start + len(answer.text) - len(answer.text.lstrip())
         stop = answer.start + len(answer.text.rstrip())
-        # Tokens may reach beyond the answer on either side, but nothing of it is lost ...
+        # Tokens may extend beyond the answer on both sides, but must contain all of it ...
         assert first <= begin and stop <= last
         assert answer.text.strip() in context[first:last]
         # ... and the outermost tokens both have something of it.
@@ -92,12 +92,12 @@ def test_every_token_of_a_text_is_in_a_window(examples: QuestionExamples) -> Non
 
 
 @given(st.integers(0, 60), st.integers(2, 20), st.integers(1, 30), st.data())
-def test_spans_of_half_a_window_are_whole_in_one(
+def test_spans_of_half_a_window_are_completely_in_one(
     n_tokens: int, room: int, stride: int, data: st.DataObject
 ) -> None:
     starts = _window_starts(n_tokens, room, stride)
     assert starts[0] == 0 and starts[-1] + room >= n_tokens
-    assert len(starts) == 1 or starts[-2] + room < n_tokens  # none too many
+    assert len(starts) == 1 or starts[-2] + room < n_tokens  # no superfluous window
     if n_tokens:
         first = data.draw(st.integers(0, n_tokens - 1))
         last = min(n_tokens - 1, first + room // 2 - 1)
@@ -112,13 +112,13 @@ def test_tokens_of_an_answer_by_hand() -> None:
     assert find_tokens(spans, Answer("x", 40)) is None
 
 
-def test_long_questions_are_cut_and_counted(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_long_questions_are_truncated_and_counted(tokenizer: PreTrainedTokenizerFast) -> None:
     question = Question("q", "why " * 100, "Because of rain.", (Answer("rain", 11),))
     examples = encode_questions(tokenizer, [question], 40, stride=10)
     assert examples.n_cut_questions == 1
     assert examples.lengths.max() <= 40
     assert examples.starts.max() > 0
-    with pytest.raises(InputError, match="holds no question"):
+    with pytest.raises(InputError, match="too short for a question"):
         encode_questions(tokenizer, [question], 5, stride=10)
 
 

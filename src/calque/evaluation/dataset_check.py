@@ -185,9 +185,9 @@ def _check_file(path: Path, dataset: str, kind: FileKind, match: re.Match[str]) 
 def _is_unlabeled(path: Path, reader: str, split: str) -> bool:
     """Return whether a test file was published without its labels or answers."""
     if reader == "questions":
-        from calque.evaluation.tasks.question_answering import is_answered
+        from calque.evaluation.tasks.question_answering import has_answers
 
-        return not is_answered(path)
+        return not has_answers(path)
     if split != "test" or reader not in N_COLUMNS:
         return False
     first = islice((line for line in read_lines(path) if line.strip()), 5)
