@@ -95,9 +95,9 @@ def train_step(encoder: Encoder, name: str, share: slice, *, spread: bool) -> di
         module = nn.parallel.DistributedDataParallel(step, find_unused_parameters=True)
     for now in (earlier, pairs):
         step.zero_grad()
-        loss, figures = module([collate(objective, encoder, now, shape)])
+        loss, metrics = module([collate(objective, encoder, now, shape)])
         loss.backward()
-    result = {f"figure {key}": average(value) for key, value in figures.items()}
+    result = {f"figure {key}": average(value) for key, value in metrics.items()}
     result["loss"] = average(loss.detach())
     result |= {key: p.grad for key, p in step.named_parameters() if p.grad is not None}
     result |= {f"buffer {key}": buffer for key, buffer in objective.named_buffers()}

@@ -436,11 +436,11 @@ def test_losses_are_those_of_sentences_read_alone(
         terms = objective(tiny_encoder, collate(objective, tiny_encoder, shape=shape))
         slow = read_slowly(objective, tiny_encoder, PAIRS)
     expected = slow_loss(slow, NOBODY, objective.settings.temperature, negatives)
-    assert terms.figures.keys() == {"contrast", "accuracy"}
+    assert terms.metrics.keys() == {"contrast", "accuracy"}
     assert (
-        terms.loss.item() == terms.figures["contrast"].item() == pytest.approx(expected, rel=2e-4)
+        terms.loss.item() == terms.metrics["contrast"].item() == pytest.approx(expected, rel=2e-4)
     )
-    assert 0 <= terms.figures["accuracy"].item() <= 1
+    assert 0 <= terms.metrics["accuracy"].item() <= 1
 
 
 @pytest.mark.parametrize("negatives", BOTH)
@@ -495,7 +495,7 @@ def test_a_batch_without_links_has_no_loss_and_no_nan(
     encoder = copy.deepcopy(tiny_encoder)
     objective = make_objective("word", queue=queue)
     terms = objective(encoder, collate(objective, encoder, [PAIRS[1]], shape))
-    assert terms.loss.item() == terms.figures["accuracy"].item() == 0
+    assert terms.loss.item() == terms.metrics["accuracy"].item() == 0
     terms.loss.backward()
     gradients = [p.grad for p in encoder.parameters() if p.grad is not None]
     assert all(gradient.eq(0).all() for gradient in gradients)
@@ -527,13 +527,13 @@ def test_the_distance_to_the_pretrained_weights_is_added(tiny_encoder: Encoder) 
     objective.start(encoder, ["en-de"])
     with torch.no_grad():
         terms = objective(encoder, batch)
-        assert terms.figures["parameters"].item() == 0
+        assert terms.metrics["parameters"].item() == 0
         for parameter in encoder.parameters():
             parameter.add_(0.01)
         terms = objective(encoder, batch)
     n_weights = sum(parameter.numel() for parameter in encoder.parameters())
-    assert terms.figures["parameters"].item() == pytest.approx(1e-4 * n_weights, rel=1e-3)
-    expected = terms.figures["contrast"] + 2 * terms.figures["parameters"]
+    assert terms.metrics["parameters"].item() == pytest.approx(1e-4 * n_weights, rel=1e-3)
+    expected = terms.metrics["contrast"] + 2 * terms.metrics["parameters"]
     torch.testing.assert_close(terms.loss, expected)
     assert not [name for name in objective.state_dict() if "pretrained" in name]
 
@@ -574,7 +574,7 @@ def test_training_brings_translations_together(kind: str, tiny_encoder: Encoder)
         terms.loss.backward()
         optimizer.step()
     assert history[-1] < history[0] - 0.5
-    assert terms.figures["accuracy"].item() > 0.9
+    assert terms.metrics["accuracy"].item() > 0.9
 
 
 # The queue of negatives

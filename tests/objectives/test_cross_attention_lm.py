@@ -124,7 +124,7 @@ def test_the_loss_is_that_of_hugging_faces_layers(
     found = make_objective()(veco, batch)
     loss, terms = compute_by_hand(veco, batch)
     assert float(found.loss) == pytest.approx(loss, rel=1e-5)
-    assert {name: float(value) for name, value in found.figures.items()} == pytest.approx(
+    assert {name: float(value) for name, value in found.metrics.items()} == pytest.approx(
         terms, rel=1e-5
     )
     assert len({round(value, 3) for value in terms.values()}) == 4

@@ -213,8 +213,8 @@ def test_pointer_loss_is_that_of_every_pair_alone(
     with torch.no_grad():
         expected = losses_alone(objective, tiny_encoder, batch)
     assert len(expected) > 20
-    torch.testing.assert_close(terms.figures["pointer"], expected.mean(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(terms.loss, terms.figures["tlm"] + terms.figures["pointer"])
+    torch.testing.assert_close(terms.metrics["pointer"], expected.mean(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(terms.loss, terms.metrics["tlm"] + terms.metrics["pointer"])
 
 
 @both_shapes
@@ -229,7 +229,7 @@ def test_the_other_loss_is_tlm(
     plain: MaskedBatch = make_batch(theirs, tiny_encoder, demo_rows[:20], shape)
     assert torch.equal(batch.tokens.ids, plain.tokens.ids)
     assert torch.equal(batch.tokens.positions, plain.tokens.positions)
-    found = ours(tiny_encoder, batch).figures["tlm"]
+    found = ours(tiny_encoder, batch).metrics["tlm"]
     torch.testing.assert_close(found, theirs(tiny_encoder, plain).loss)
 
 
@@ -240,8 +240,8 @@ def test_weights_and_reductions(tiny_encoder: Encoder, demo_rows: DemoRows) -> N
         terms = objective(tiny_encoder, batch)
         return (
             terms.loss.item(),
-            terms.figures["tlm"].item(),
-            terms.figures["pointer"].item(),
+            terms.metrics["tlm"].item(),
+            terms.metrics["pointer"].item(),
             objective.prepare(tiny_encoder, batch),
         )
 
@@ -302,8 +302,8 @@ def test_without_labels_there_is_tlm_alone(tiny_encoder: Encoder, demo_rows: Dem
     batch = objective.prepare(encoder, make_batch(objective, encoder, demo_rows[:20]))
     assert batch.links is not None
     terms = objective(encoder, replace(batch, links=torch.zeros_like(batch.links)))
-    assert terms.figures["pointer"].item() == 0.0
-    assert terms.figures["labelled"].item() == terms.figures["diagonal"].item() == 0.0
+    assert terms.metrics["pointer"].item() == 0.0
+    assert terms.metrics["labelled"].item() == terms.metrics["diagonal"].item() == 0.0
     torch.autograd.backward(terms.loss)
     assert all(p.grad is not None and p.grad.eq(0).all() for p in objective.parameters())
 
@@ -402,9 +402,9 @@ def test_figures_by_hand(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
     for i, j in ((0, 0), (0, 1), (1, 1)):
         links[0, 1 + i, 5 + j] = True
     blocks = PairBlocks(torch.zeros(1, 10), sides[None], None)
-    figures = describe_links(replace(batch, sides=sides, spans=spans, links=links), blocks)
-    assert figures["labelled"].item() == pytest.approx(4 / 6)
-    assert figures["diagonal"].item() == pytest.approx(2 / 3)
+    metrics = describe_links(replace(batch, sides=sides, spans=spans, links=links), blocks)
+    assert metrics["labelled"].item() == pytest.approx(4 / 6)
+    assert metrics["diagonal"].item() == pytest.approx(2 / 3)
 
 
 @both_shapes
@@ -472,7 +472,7 @@ def test_a_compiled_step_is_two_graphs_with_the_same_loss(
         with torch._dynamo.config.patch(error_on_recompile=number > 0):
             found = objective(encoder, objective.prepare(encoder, batch))
         torch.testing.assert_close(found.loss, expected.loss)
-        assert found.figures.keys() == expected.figures.keys()
+        assert found.metrics.keys() == expected.metrics.keys()
     torch._dynamo.reset()
 
 

@@ -513,13 +513,13 @@ def test_the_loss_is_that_of_plain_models(
     share = len(batch.student_tokens) / len(batch.masked.masked)
     assert share > 0.1
     assert kl > 0.01
-    torch.testing.assert_close(terms.figures["teacher"], kl, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(terms.figures["mlm"], mlm, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(terms.metrics["teacher"], kl, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(terms.metrics["mlm"], mlm, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(terms.loss, mlm + 0.5 * share * kl, rtol=1e-4, atol=1e-5)
     # With a fixed shape it is the same.
     filled = compute(objective, encoder, collate(objective, encoder, sentences, ROOMY))
-    assert filled.figures["teacher"].isfinite()
-    assert filled.figures["share"] > 0
+    assert filled.metrics["teacher"].isfinite()
+    assert filled.metrics["share"] > 0
 
 
 @pytest.mark.parametrize("kind", ["same", "byte-level"])
@@ -538,7 +538,7 @@ def test_states_are_those_of_plain_models(
     else:
         assert objective.projection is None
     expected = F.mse_loss(mine, teacher[batch.teacher_tokens])
-    torch.testing.assert_close(terms.figures["teacher"], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(terms.metrics["teacher"], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(0, 5), (7, 0), (3, 64)])
@@ -559,7 +559,7 @@ def test_rows_beyond_the_vocabulary_do_not_count(
     encoders[1].save(tmp_path)
     objective = begin(encoders[0], tmp_path, temperature=1.0)
     batch = collate(objective, encoders[0], sentences)
-    found = compute(objective, encoders[0], batch).figures["teacher"]
+    found = compute(objective, encoders[0], batch).metrics["teacher"]
     student, teacher = say(encoders[0], batch.tokens)[0], say(encoders[1], batch.teacher_text)[0]
     log_q = student[batch.student_tokens, :n_pieces].log_softmax(-1)
     p = teacher[batch.teacher_tokens, :n_pieces].softmax(-1)
@@ -573,9 +573,9 @@ def test_nobody_learns_from_oneself(tiny_folder: Path, sentences: list[tuple[int
     objective = begin(encoder, tiny_folder)
     batch = collate(objective, encoder, sentences)
     terms = compute(objective, encoder, batch)
-    assert terms.figures["teacher"].item() == pytest.approx(0, abs=1e-5)
-    assert terms.figures["share"] > 0.2
-    gradients = torch.autograd.grad(terms.figures["teacher"], list(encoder.parameters()))
+    assert terms.metrics["teacher"].item() == pytest.approx(0, abs=1e-5)
+    assert terms.metrics["share"] > 0.2
+    gradients = torch.autograd.grad(terms.metrics["teacher"], list(encoder.parameters()))
     assert max(float(gradient.abs().max()) for gradient in gradients) < 1e-5
 
 
@@ -646,13 +646,13 @@ def test_a_student_comes_to_say_what_its_teacher_says(
     batch = objective.prepare(encoder, collate(objective, encoder, sentences))
     weights = [*encoder.parameters(), *objective.parameters()]
     optimizer = torch.optim.Adam(weights, lr=3e-3)
-    figures = []
+    metrics = []
     for _ in range(40):
-        figures.append(objective(encoder, batch).figures["teacher"])
+        metrics.append(objective(encoder, batch).metrics["teacher"])
         optimizer.zero_grad()
-        figures[-1].backward()
+        metrics[-1].backward()
         optimizer.step()
-    assert figures[-1] < 0.3 * figures[0]
+    assert metrics[-1] < 0.3 * metrics[0]
 
 
 def test_half_precision_is_nearly_as_good(
@@ -665,7 +665,7 @@ def test_half_precision_is_nearly_as_good(
         near = compute(objective, encoder, batch)
     assert near.loss.dtype == torch.float32
     for name in ("mlm", "teacher"):
-        torch.testing.assert_close(near.figures[name], exact.figures[name], rtol=0.05, atol=0.02)
+        torch.testing.assert_close(near.metrics[name], exact.metrics[name], rtol=0.05, atol=0.02)
     near.loss.backward()
     first: Any = encoder.model.get_input_embeddings()
     assert first.weight.grad.isfinite().all()

@@ -154,7 +154,7 @@ def test_the_model_remembers_what_it_was_taught(
 def compute(objective: Any, model: Seq2Seq, batch: Seq2SeqBatch) -> dict[str, float]:
     with torch.no_grad():
         terms = objective(model, batch)
-    return {"loss": float(terms.loss), "nll": float(terms.figures["nll"])}
+    return {"loss": float(terms.loss), "nll": float(terms.metrics["nll"])}
 
 
 def test_a_fixed_shape_changes_nothing_but_the_shape(

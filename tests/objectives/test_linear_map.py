@@ -138,7 +138,7 @@ def test_the_loss_is_the_mean_over_links_and_layers(frozen: Encoder) -> None:
     squares = (linked.src - linked.tgt).square().sum(-1)  # the maps begin as identities
     expected = (squares * linked.weights).sum() / (2 * linked.weights.sum())
     torch.testing.assert_close(terms.loss, expected)
-    torch.testing.assert_close(terms.figures["unmapped"], expected)
+    torch.testing.assert_close(terms.metrics["unmapped"], expected)
 
 
 # What is read.

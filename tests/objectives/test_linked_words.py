@@ -241,10 +241,10 @@ def test_losses_are_those_of_a_loop_over_pairs(
         for name, linked in (("joint", batch.joint), ("separate", batch.separate)):
             (states,) = tiny_encoder(linked.tokens, [2])
             words = find_words(linked, states, PAIRS)
-            assert terms.figures[name].item() == pytest.approx(
+            assert terms.metrics[name].item() == pytest.approx(
                 loop_loss(words, PAIRS, 0.2), rel=1e-4
             )
-    total = sum(terms.figures[name] for name in ("tlm", "joint", "separate"))
+    total = sum(terms.metrics[name] for name in ("tlm", "joint", "separate"))
     torch.testing.assert_close(terms.loss, total)
 
 
@@ -253,8 +253,8 @@ def test_rows_and_pairs_of_their_own_give_one_loss(tiny_encoder: Encoder) -> Non
     for shape in (None, shape_for(PAIRS), shape_for(PAIRS, row=16, n_rows=5)):
         batch = collate(tiny_encoder, shape, probability=0.01)
         with torch.no_grad():
-            figures = make_objective(layer=0)(tiny_encoder, batch).figures
-        losses.append([figures["separate"].item(), figures["accuracy"].item()])
+            metrics = make_objective(layer=0)(tiny_encoder, batch).metrics
+        losses.append([metrics["separate"].item(), metrics["accuracy"].item()])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0] == pytest.approx(losses[2], rel=1e-5)
 
@@ -302,15 +302,15 @@ def test_a_batch_without_links_trains_on_tlm_alone(tiny_encoder: Encoder) -> Non
     batch = collate(tiny_encoder, None, pairs=[PAIRS[1]])
     with torch.no_grad():
         terms = make_objective()(tiny_encoder, batch)
-    assert terms.figures["joint"].item() == terms.figures["separate"].item() == 0
-    torch.testing.assert_close(terms.loss, terms.figures["tlm"])
+    assert terms.metrics["joint"].item() == terms.metrics["separate"].item() == 0
+    torch.testing.assert_close(terms.loss, terms.metrics["tlm"])
 
 
 def test_the_layer_is_seven_eighths_up_unless_named(tiny_encoder: Encoder) -> None:
     batch = collate(tiny_encoder, None)
     with torch.no_grad():
         default, named, other = (
-            make_objective(layer=layer)(tiny_encoder, batch).figures["joint"].item()
+            make_objective(layer=layer)(tiny_encoder, batch).metrics["joint"].item()
             for layer in (None, 4, 1)
         )
     assert default == named != other  # round(7/8 · 4) = 4
@@ -356,7 +356,7 @@ def test_training_links_words(tiny_encoder: Encoder) -> None:
     history = []
     for _ in range(25):
         terms = objective(encoder, batch)
-        history.append({name: value.item() for name, value in terms.figures.items()})
+        history.append({name: value.item() for name, value in terms.metrics.items()})
         optimizer.zero_grad()
         terms.loss.backward()
         optimizer.step()

@@ -148,8 +148,8 @@ def test_the_loss_is_that_of_a_loop_over_links(
     with torch.no_grad():
         terms = compute(make_objective(**changes), tiny_encoder, batch)
         (states,) = tiny_encoder(batch.tokens, [4 if layer is None else layer])
-    assert terms.figures.keys() == {"l2"}
-    assert terms.loss.item() == terms.figures["l2"].item()
+    assert terms.metrics.keys() == {"l2"}
+    assert terms.loss.item() == terms.metrics["l2"].item()
     expected = by_loop(states, batch.tokens.ids.tolist(), words)
     assert terms.loss.item() == pytest.approx(expected, rel=1e-5)
 
@@ -165,14 +165,14 @@ def test_the_terms_add_up(tiny_encoder: Encoder, shape: BatchShape | None, refer
     with torch.no_grad():
         at_start = compute(objective, encoder, batch)
         (before,) = encoder(batch.tokens, [3])
-        assert at_start.figures["parameters"].item() == at_start.figures["hidden"].item() == 0
-        torch.testing.assert_close(at_start.loss, at_start.figures["l2"])
+        assert at_start.metrics["parameters"].item() == at_start.metrics["hidden"].item() == 0
+        torch.testing.assert_close(at_start.loss, at_start.metrics["l2"])
         disturb(encoder)
         terms = compute(objective, encoder, batch)
         (after,) = encoder(batch.tokens, [3])
-    figures = {name: value.item() for name, value in terms.figures.items()}
-    assert figures.keys() == {"l2", "hidden", "parameters"}
-    total = figures["l2"] + 0.25 * figures["hidden"] + 0.5 * figures["parameters"]
+    metrics = {name: value.item() for name, value in terms.metrics.items()}
+    assert metrics.keys() == {"l2", "hidden", "parameters"}
+    total = metrics["l2"] + 0.25 * metrics["hidden"] + 0.5 * metrics["parameters"]
     assert terms.loss.item() == pytest.approx(total)
     # All tokens of the sources, with their marks: 10 to 17, and two marks for each of 3 sentences.
     starts = batch.tokens.offsets.tolist()
@@ -181,11 +181,11 @@ def test_the_terms_add_up(tiny_encoder: Encoder, shape: BatchShape | None, refer
         if stop > start and 10 <= int(batch.tokens.ids[start + 1]) < 20:
             rows += [float((after[k] - before[k]).square().sum()) for k in range(start, stop)]
     assert len(rows) == 8 + 6
-    assert figures["hidden"] == pytest.approx(sum(rows) / len(rows), rel=1e-5)
+    assert metrics["hidden"] == pytest.approx(sum(rows) / len(rows), rel=1e-5)
     moved = zip(encoder.parameters(), tiny_encoder.parameters(), strict=True)
     with torch.no_grad():
         by_hand = sum(float((now - then).double().square().sum()) for now, then in moved)
-    assert figures["parameters"] == pytest.approx(by_hand, rel=1e-5)
+    assert metrics["parameters"] == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_the_first_step_has_a_gradient_of_the_words_alone(tiny_encoder: Encoder) -> None:
@@ -213,8 +213,8 @@ def test_pairs_without_links_leave_the_regularisers(
     objective.start(encoder, ["en-de"])
     disturb(encoder)
     terms = compute(objective, encoder, collate(encoder, [PAIRS[1]], shape))
-    assert terms.figures["l2"].item() == 0
-    assert terms.figures["hidden"].item() > 0
+    assert terms.metrics["l2"].item() == 0
+    assert terms.metrics["hidden"].item() > 0
     terms.loss.backward()
     assert all(p.grad.isfinite().all() for p in encoder.parameters() if p.grad is not None)
 
@@ -276,7 +276,7 @@ def test_training_brings_linked_words_together(tiny_encoder: Encoder) -> None:
     history = []
     for _ in range(15):
         terms = compute(objective, encoder, batch)
-        history.append({name: value.item() for name, value in terms.figures.items()})
+        history.append({name: value.item() for name, value in terms.metrics.items()})
         optimizer.zero_grad()
         terms.loss.backward()
         optimizer.step()
@@ -296,7 +296,7 @@ def test_a_stronger_tie_keeps_nearer(tiny_encoder: Encoder) -> None:
             optimizer.zero_grad()
             terms.loss.backward()
             optimizer.step()
-        distances.append(terms.figures["parameters"].item())
+        distances.append(terms.metrics["parameters"].item())
     assert 0 < distances[1] < distances[0]
 
 
@@ -472,7 +472,7 @@ def test_two_processes_compute_what_one_does(
     (tmp_path / "two.py").write_text(TWO)
     done = fork_server.run(tmp_path / "two.py", tiny_folder, beside=Path(__file__))
     assert done.returncode == 0, done.stderr
-    far, figures, told = json.loads(done.stdout.splitlines()[-1])
+    far, metrics, told = json.loads(done.stdout.splitlines()[-1])
     assert far < 1e-5
     assert len(told) == 4
-    assert figures == pytest.approx(told, rel=1e-5)
+    assert metrics == pytest.approx(told, rel=1e-5)

@@ -92,9 +92,9 @@ def test_random_weights_also_link_along_the_diagonal(
     collate = objective.build_collator(SpecialTokens.of(untrained.tokenizer), None)
     batch = collate(read_sides(untrained, demo_rows[::5]), torch.Generator().manual_seed(0))
     with torch.no_grad():
-        figures = objective(untrained, batch).figures
-    assert figures["diagonal"] > 0.4
-    assert figures["labelled"] > 0.8
+        metrics = objective(untrained, batch).metrics
+    assert metrics["diagonal"] > 0.4
+    assert metrics["labelled"] > 0.8
 
 
 def test_link_clarity_equals_that_of_pairs_by_the_tokenizer(

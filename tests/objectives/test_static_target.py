@@ -124,7 +124,7 @@ def test_mse_is_torch_s_on_words_read_one_by_one(
         terms = compute(objective, tiny_encoder, collate(shape=shape, unit=False))
     expected = F.mse_loss(pooled, torch.from_numpy(make_vectors()))
     torch.testing.assert_close(terms.loss, expected, rtol=1e-5, atol=1e-6)
-    assert terms.figures == {}
+    assert terms.metrics == {}
 
 
 @pytest.mark.parametrize("shape", [None, SHAPE])
@@ -143,7 +143,7 @@ def test_dcca_correlates_words_read_one_by_one(
     targets = F.normalize(torch.from_numpy(vectors), dim=1)
     expected = canonical_correlations(pooled, targets, ridges=(0.1, 0.1), relative=relative)
     assert terms.loss.item() == pytest.approx(-expected[:components].sum().item(), rel=1e-4)
-    told = terms.figures["correlation"].item()
+    told = terms.metrics["correlation"].item()
     assert told == pytest.approx(expected[:components].mean().item(), rel=1e-4)
     assert make_objective().settings.ridge == RIDGE
 
@@ -463,6 +463,6 @@ def test_two_processes_compute_what_one_does(
     assert done.returncode == 0, done.stderr
     cases = json.loads(done.stdout.splitlines()[-1])
     assert len(cases) == 4
-    for far, figures, told in cases:
+    for far, metrics, told in cases:
         assert far < 1e-6
-        assert figures == pytest.approx(told, rel=1e-6)
+        assert metrics == pytest.approx(told, rel=1e-6)

@@ -131,8 +131,8 @@ def allowed_span_transitions(
 
     An I- tag must follow a B- or I- tag of the same type.
 
-    >>> follows, begins = allow_spans(["B-LOC", "I-LOC", "I-PER", "O"])
-    >>> follows.int().tolist(), begins.int().tolist()
+    >>> follows, first = allowed_span_transitions(["B-LOC", "I-LOC", "I-PER", "O"])
+    >>> follows.int().tolist(), first.int().tolist()
     ([[1, 1, 0, 1], [1, 1, 0, 1], [1, 0, 1, 1], [1, 0, 0, 1]], [1, 0, 0, 1])
     """
     is_inside = [name.startswith("I-") for name in names]

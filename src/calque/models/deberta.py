@@ -120,7 +120,9 @@ def find_relative_positions(
         return None
     longest = table.shape[1]
     # Values cannot be inspected while compiling.
-    if batch.counts_on or (not torch.compiler.is_compiling() and _is_consecutive(body, batch)):
+    if batch.has_default_positions or (
+        not torch.compiler.is_compiling() and _is_consecutive(body, batch)
+    ):
         positions = torch.arange(longest, device=batch.ids.device)[None]
         return _bucket_distances(encoder, positions)[:, None]
     positions = table.fill(batch.positions[:, None])[..., 0]

@@ -62,6 +62,8 @@ class Objective(nn.Module):
     """
 
     n_sides: ClassVar[int]
+    # Special tokens that are added to an example, unless `count_special_tokens` computes them.
+    n_special_tokens: ClassVar[int]
     # Whether the sentences of a pair are separate sequences, each as long as an example may be.
     encodes_separately: ClassVar[bool] = False
     # Whether examples have links, and the number of their language pair in `start`.
@@ -83,7 +85,7 @@ class Objective(nn.Module):
 
     def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
         """Return how many special tokens are added to an example."""
-        raise NotImplementedError
+        return self.n_special_tokens
 
     def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
         """Return the function with which data-loading workers build batches."""

@@ -193,6 +193,7 @@ class Contrastive(Objective):
     """Base class of contrastive objectives: features, negatives and the loss."""
 
     n_sides: ClassVar[int] = 2
+    n_special_tokens: ClassVar[int] = 4  # <s> and </s> of both sentences
     encodes_separately: ClassVar[bool] = True
     uses_all_weights: ClassVar[bool] = False
     # Whether keys keep their meaning in later batches, so that the queue can store them.
@@ -203,10 +204,6 @@ class Contrastive(Objective):
         self.extractor: FeatureExtractor | None = None
         self.queue: NegativeQueue | None = None
         self.pretrained: PretrainedWeights | None = None
-
-    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
-        """Return 4: `<s>` and `</s>` of both sentences."""
-        return 4
 
     def add_weights(self, hidden_size: int, generator: torch.Generator) -> None:
         """Create the feature extractor and the queue, if they are used."""
@@ -253,12 +250,12 @@ class Contrastive(Objective):
         # DDP averages over the processes; the loss is the mean over the pairs of all of them.
         total_weight = all_weights.sum()
         scale = n_parts / torch.where(total_weight > 0, total_weight, 1.0)
-        figures = {"contrast": loss * scale, "accuracy": n_right * scale}
-        loss = figures["contrast"]
+        metrics = {"contrast": loss * scale, "accuracy": n_right * scale}
+        loss = metrics["contrast"]
         if self.pretrained is not None:
-            figures["parameters"] = self.pretrained.distance(encoder)
-            loss = loss + settings.parameter_weight * figures["parameters"]
-        return LossTerms(loss, figures)
+            metrics["parameters"] = self.pretrained.distance(encoder)
+            loss = loss + settings.parameter_weight * metrics["parameters"]
+        return LossTerms(loss, metrics)
 
     def _extract(self, states: Float[Tensor, "pairs hidden"]) -> Float[Tensor, "pairs features"]:
         """Return features of unit length."""
@@ -319,7 +316,7 @@ class SentencePairBatch(TensorBatch):
 
     `owners` is the sentence of every token: the pair number for a source, plus the number of pairs
     for a target, and twice that number for special tokens and padding. A pair of weight 0 only
-    fills the shape. Pairs with equal `src_keys` have equal sources, and likewise for targets.
+    fills the shape. Pairs with equal `src_keys` (`tgt_keys`) have equal sources (targets).
     """
 
     tokens: TokenBatch

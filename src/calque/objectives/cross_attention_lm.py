@@ -74,15 +74,12 @@ class CrossAttentionLM(Objective):
     """
 
     n_sides: ClassVar[int] = 2
+    n_special_tokens: ClassVar[int] = 4  # <s> and </s> of both sentences
 
     @property
     def pairs_neighbors(self) -> bool:
         """Whether pairs are neighboring lines of plain text."""
         return bool(self.settings.pairs == "neighbors")
-
-    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
-        """Return 4: `<s>` and `</s>` of both sentences."""
-        return 4
 
     def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
         """Return a collator of sentence pairs, each sentence a sequence of its own."""

@@ -165,6 +165,7 @@ class Distillation(Objective):
     """
 
     n_sides: ClassVar[int] = 1
+    n_special_tokens: ClassVar[int] = 2  # <s> and </s>
     needs_languages: ClassVar[bool] = True
 
     def __init__(self, settings: Any) -> None:
@@ -184,10 +185,6 @@ class Distillation(Objective):
             settings = self.settings
             self._teacher = Teacher.load(settings.teacher, needs_head=settings.target == "tokens")
         return self._teacher
-
-    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
-        """Return 2: `<s>` and `</s>`."""
-        return 2
 
     def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
         """Return a collator of single sentences, and of those that the teacher reads."""
@@ -280,8 +277,8 @@ class Distillation(Objective):
         mlm = masked_lm_loss(features, *encoder.output_layer(), batch.masked.labels)
         teacher = self._teacher_loss(encoder, states[batch.student_tokens], batch)
         loss = mlm + self.settings.teacher_weight * batch.share * teacher
-        figures = {"mlm": mlm, "teacher": teacher, "share": batch.share, "unread": batch.unread}
-        return LossTerms(loss, figures)
+        metrics = {"mlm": mlm, "teacher": teacher, "share": batch.share, "unread": batch.unread}
+        return LossTerms(loss, metrics)
 
     def _teacher_loss(
         self, encoder: Encoder, states: Float[Tensor, "taught hidden"], batch: DistillationBatch

@@ -195,11 +195,8 @@ class Translation(Seq2SeqObjective):
     """Generate the translation of a sentence."""
 
     n_sides: ClassVar[int] = 2
+    n_special_tokens: ClassVar[int] = 4  # <s> and </s> of both sentences
     encodes_separately: ClassVar[bool] = True
-
-    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
-        """Return 4: two of each side, including the first decoder token."""
-        return 4
 
     def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
         """Return a collator of sentence pairs."""
@@ -227,14 +224,11 @@ class DenoisingSeq2Seq(Seq2SeqObjective):
     """Generate a text from a version with masked spans; the first token is its language's."""
 
     n_sides: ClassVar[int] = 1
+    n_special_tokens: ClassVar[int] = 2  # <s> and </s>
 
     def __init__(self, settings: DenoisingSeq2SeqSettings) -> None:
         super().__init__(settings)
         self.sentence_ends = SentenceEnds()
-
-    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
-        """Return 2: `<s>` and `</s>`."""
-        return 2
 
     def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
         """Return a collator of masked and original text."""

@@ -139,6 +139,7 @@ class LinearMap(Objective):
     """Learn one map per language and layer, and keep the best of each by validation loss."""
 
     n_sides: ClassVar[int] = 2
+    n_special_tokens: ClassVar[int] = 4  # <s> and </s> of both sentences
     encodes_separately: ClassVar[bool] = True
     needs_links: ClassVar[bool] = True
     needs_languages: ClassVar[bool] = True
@@ -152,10 +153,6 @@ class LinearMap(Objective):
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         self._encode: Callable[..., tuple[Tensor, Tensor]] = encode_linked_words
-
-    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
-        """Return 4: `<s>` and `</s>` of both sentences."""
-        return 4
 
     def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
         """Return a collator of linked words."""
@@ -265,9 +262,9 @@ class LinearMap(Objective):
         folder: Path,
         maps: Float[Tensor, "languages layers hidden hidden"],
         languages: Sequence[str],
-        **figures: Any,
+        **metrics: Any,
     ) -> None:
-        """Write maps with a description of how they were computed, and measured figures.
+        """Write maps with a description of how they were computed, and metrics.
 
         The encoder has not changed, so that its neutral space is written again.
         """
@@ -275,7 +272,7 @@ class LinearMap(Objective):
         about = {"solver": settings.solver, "words": settings.words}
         about |= {"beta": settings.beta} if settings.solver == "gradient" else {}
         layers = tuple(self.choose_layers(encoder))
-        LanguageMaps(maps, tuple(languages), layers, settings.pivot, about | figures).save(folder)
+        LanguageMaps(maps, tuple(languages), layers, settings.pivot, about | metrics).save(folder)
         if encoder.neutral is not None:
             encoder.neutral.save(folder)
 

@@ -151,14 +151,14 @@ class LinkedWords(Objective):
         tlm = masked_lm_loss(features, *encoder.output_layer(), batch.labels)
         compared = self._compare(batch.joint, middle)
         joint = linked_words_loss(*compared)
-        loss, figures = settings.tlm * tlm + settings.joint * joint, {"tlm": tlm, "joint": joint}
+        loss, metrics = settings.tlm * tlm + settings.joint * joint, {"tlm": tlm, "joint": joint}
         if batch.separate is not None:
             (states,) = encoder(batch.separate.tokens, [layer])
             separate = linked_words_loss(*self._compare(batch.separate, states))
-            loss, figures["separate"] = loss + settings.separate * separate, separate
+            loss, metrics["separate"] = loss + settings.separate * separate, separate
         with torch.no_grad():
-            figures["accuracy"] = linked_words_accuracy(*compared)
-        return LossTerms(loss, figures)
+            metrics["accuracy"] = linked_words_accuracy(*compared)
+        return LossTerms(loss, metrics)
 
     def _compare(
         self, linked: LinkedPairs, states: Float[Tensor, "tokens hidden"]
@@ -212,7 +212,7 @@ class WordPairBatch(TensorBatch):
     fills the shape. `words` is for every token the first token of its word, for special tokens
     themselves. `sides` is the sentence of a token, special tokens included; padding is NEITHER.
     `languages` are the numbers of language pairs as in the objective's `start`. Links with equal
-    `src_keys` have equal source words, and likewise for `tgt_keys`.
+    `src_keys` (`tgt_keys`) have equal source (target) words.
     """
 
     tokens: TokenBatch

@@ -85,10 +85,7 @@ class MaskedLM(Objective):
     """Predict masked tokens from the rest of their sentence."""
 
     n_sides: ClassVar[int] = 1
-
-    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
-        """Return 2: `<s>` and `</s>`."""
-        return 2
+    n_special_tokens: ClassVar[int] = 2  # <s> and </s>
 
     def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
         """Return a collator of single sentences."""

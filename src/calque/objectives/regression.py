@@ -94,6 +94,7 @@ class Regression(Objective):
     """Make the states of linked words equal without moving far from the initial encoder."""
 
     n_sides: ClassVar[int] = 2
+    n_special_tokens: ClassVar[int] = 4  # <s> and </s> of both sentences
     encodes_separately: ClassVar[bool] = True
     needs_links: ClassVar[bool] = True
     uses_all_weights: ClassVar[bool] = False
@@ -101,10 +102,6 @@ class Regression(Objective):
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         self.pretrained: PretrainedWeights | None = None
-
-    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
-        """Return 4: `<s>` and `</s>` of both sentences."""
-        return 4
 
     def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
         """Return a collator of linked words."""
@@ -135,22 +132,22 @@ class Regression(Objective):
         settings, pairs = self.settings, batch.pairs
         (states,) = encoder(pairs.tokens, [self._layer(encoder)])
         linked = pairs.linked_states(states, settings.words)
-        figures = {"l2": l2_loss_over_processes(*linked, pairs.weights)}
-        loss = figures["l2"]
+        metrics = {"l2": l2_loss_over_processes(*linked, pairs.weights)}
+        loss = metrics["l2"]
         if batch.initial_states is not None:
             # Paper: Eq. 4 is the norm of the whole matrix, which grows with the batch; as in the
             # release, this is the mean over the source tokens, special tokens included.
             dtype = pairs.weights.dtype
             is_source = (pairs.sides == LEFT).to(dtype)
-            figures["hidden"] = l2_loss_over_processes(
+            metrics["hidden"] = l2_loss_over_processes(
                 states.to(dtype), batch.initial_states.to(dtype), is_source
             )
-            loss = loss + settings.hidden_weight * figures["hidden"]
+            loss = loss + settings.hidden_weight * metrics["hidden"]
         if settings.parameter_weight > 0:
             assert self.pretrained is not None, "start comes first"
-            figures["parameters"] = self.pretrained.distance(encoder)
-            loss = loss + settings.parameter_weight * figures["parameters"]
-        return LossTerms(loss, figures)
+            metrics["parameters"] = self.pretrained.distance(encoder)
+            loss = loss + settings.parameter_weight * metrics["parameters"]
+        return LossTerms(loss, metrics)
 
     def _layer(self, encoder: Encoder) -> int:
         return choose_layer(encoder, self.settings.layer)

@@ -117,16 +117,13 @@ class StaticTarget(Objective):
     """Make isolated words resemble their static vectors; only the encoder gets a gradient."""
 
     n_sides: ClassVar[int] = 1
+    n_special_tokens: ClassVar[int] = 2  # <s> and </s>
     needs_vectors: ClassVar[bool] = True
     uses_all_weights: ClassVar[bool] = False
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         self.fitted: SimilarityTransform | None = None
-
-    def count_special_tokens(self, special_tokens: SpecialTokens) -> int:
-        """Return 2: `<s>` and `</s>`."""
-        return 2
 
     def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
         """Return a collator of words with their vectors."""
