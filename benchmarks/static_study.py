@@ -412,7 +412,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     if options.tiny:
         run_tiny()
     elif options.step is None or options.folder is None:
-        parser.error("name a step and its folder, or use --tiny")
+        print("skipped: this study needs a step and its folder (see --help), or --tiny")
     else:
         steps[options.step](options)
 

@@ -22,5 +22,5 @@ def test_tiny_mode(
     monkeypatch.chdir(tmp_path)
     done = run_benchmark(name, "--tiny", seconds=120)
     assert done.returncode == 0, done.stderr or done.stdout
-    assert done.stdout.strip() and not done.stdout.startswith("skipped")
+    assert done.stdout.strip() and "skipped" not in done.stdout
     assert not list(tmp_path.iterdir()), "the script left files behind"
