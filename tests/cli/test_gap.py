@@ -25,12 +25,12 @@ def write_run(folder: Path, rows: list[dict[str, object]]) -> Path:
 
 
 def read_cells(shown: str) -> list[list[str]]:
-    """The cells of a table's rows that hold numbers."""
+    """Return the cells of the rows that contain numbers."""
     rows = [[cell.strip() for cell in line.split("│")[2:-1]] for line in shown.splitlines()]
     return [row for row in rows if row and row[0][:1].isdigit()]
 
 
-def test_the_first_and_last_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_and_last_step_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [write_run(tmp_path / "a", ROWS), write_run(tmp_path / "b", ROWS[:1])]
     assert run(["gap", *map(str, folders)]) == 0
     assert read_cells(capsys.readouterr().out) == [
@@ -40,7 +40,7 @@ def test_the_first_and_last_step(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_all_steps_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_steps_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     folder, picture = write_run(tmp_path / "a", ROWS), tmp_path / "gap.svg"
     assert run(["gap", str(folder), "--steps", "--plot", str(picture)]) == 0
@@ -50,7 +50,9 @@ def test_all_steps_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert picture.read_bytes().startswith(b"<?xml")
 
 
-def test_a_run_without_a_probe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_a_probe_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write_run(tmp_path / "a", ROWS[1:2])
     assert run(["gap", str(folder)]) == 2
     error = capsys.readouterr().err

@@ -13,13 +13,15 @@ from calque.cli.training_commands import describe_model
 from calque.models import loading
 
 
-def test_no_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_installation_without_a_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(loading, "embedded_models", dict)
     assert run(["models"]) == 0
     assert "This installation contains no model" in capsys.readouterr().out
 
 
-def test_the_table(
+def test_table_of_models(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(loading, "embedded_models", lambda: {"tiny": tiny_folder})
@@ -29,9 +31,7 @@ def test_the_table(
     assert f"tiny: {tiny_folder}\n" in shown
 
 
-def test_languages_and_scores_come_from_the_configuration(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
+def test_languages_and_scores_are_read_from_the_config(tiny_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_folder, folder)
     assert describe_model(folder)[1:] == ["4", "64", "1,500", "–", "–"]

@@ -12,7 +12,7 @@ from calque.cli.training_commands import first_sentence
 FOLDER = Path(__file__).parents[2] / "recipes"
 
 
-def test_all_are_listed_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_recipes_are_listed_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipes"]) == 0
     shown = capsys.readouterr().out
     files = sorted(FOLDER.glob("*.yaml"))
@@ -23,14 +23,16 @@ def test_all_are_listed_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> N
         assert 20 < len(sentence) < 250 and sentence[0].isupper() | (sentence[0] == "`")
 
 
-def test_one_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipe_is_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipes", "weak"]) == 0
     assert capsys.readouterr().out == (FOLDER / "weak.yaml").read_text("utf-8")
     assert run(["recipes", "week"]) == 2
     assert "week: no such recipe (pass a YAML file or one of adapt" in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_that_is_not_utf8_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.yaml").write_bytes("name: Übung\n".encode("latin-1"))
     assert run(["recipes", str(tmp_path / "mine.yaml")]) == 2
     captured = capsys.readouterr()

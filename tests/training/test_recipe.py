@@ -33,8 +33,10 @@ ADAM_098 = {"optimizer.betas": [0.9, 0.98], "optimizer.epsilon": 1e-6}
 EXPLICIT = ADAM | {
     "optimizer.learning_rate": 1e-4,
     "optimizer.weight_decay": 0.0,
+    "optimizer.clip": 1.0,
     "schedule": {"kind": "linear", "steps": 100_000, "warmup": 4000},
     "data.max_length": 96,
+    "data.alpha": 0.7,
     "model.dropout": 0.1,
     "objectives.0.batch_examples": 128,
     "objectives.0.batch_tokens": 2 * 96 * 128,  # never fewer than 128 pairs
@@ -51,8 +53,10 @@ CONTRASTIVE = EXPLICIT | {
 CONTINUED = ADAM | {
     "optimizer.learning_rate": 5e-5,
     "optimizer.weight_decay": 0.0,
+    "optimizer.clip": 1.0,
     "schedule": {"kind": "linear", "steps": 7500, "warmup": 0},
     "data.max_length": 128,
+    "data.alpha": 0.7,
     "objectives.0.kind": "masked_lm",
     "objectives.0.probability": 0.15,
     "objectives.0.batch_examples": 64,
@@ -62,6 +66,7 @@ CONTINUED = ADAM | {
     "checkpoints.best_by": ["masked_lm"],
 }
 STATIC = CONTINUED | {
+    "data.sources.1.max_words": 200_000,
     "objectives.1.kind": "static_target",
     "objectives.1.batch_examples": 1024,
     "objectives.1.weight": 1.0,

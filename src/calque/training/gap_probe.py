@@ -50,7 +50,7 @@ def transfer_gap(runs: Iterable[str | Path]) -> dict[str, list[TransferPoint]]:
     Args:
         runs: Folders of runs whose recipes have a `probe`.
 
-    Example:
+    Examples:
         >>> calque.transfer_gap(["runs/metaxlm"])["runs/metaxlm"][-1].gap    # doctest: +SKIP
         0.183
     """

@@ -83,7 +83,7 @@ def train(
         resume: Continue from the newest checkpoint of the run.
         progress: Called after every step, and while text is prepared.
 
-    Example:
+    Examples:
         >>> calque.train("xlm-tlm", settings={"schedule.steps": 1000}).model    # doctest: +SKIP
         PosixPath('runs/xlm-tlm/model')
     """

@@ -116,8 +116,8 @@ def match_parameters(names: Iterable[str], patterns: Sequence[str]) -> list[str]
         is_exception = pattern.startswith("!")
         if is_exception and not chosen & matches:
             raise InputError(
-                f"freeze: {pattern!r} is an exception from nothing",
-                fix=f"put what is frozen before it, such as '{names[0].split('.')[0]}.*'",
+                f"freeze: {pattern!r} is an exception, but nothing is frozen before it",
+                fix=f"put a pattern that freezes it first, such as '{names[0].split('.')[0]}.*'",
             )
         chosen = chosen - matches if is_exception else chosen | matches
     return [name for name in names if name in chosen]

@@ -80,7 +80,7 @@ def prepare(
         workers: Number of processes that tokenize. Default: one per core.
         progress: Called with the corpus and the number of its examples prepared so far.
 
-    Example:
+    Examples:
         >>> calque.prepare("xlm-tlm", output="tokens").n_examples    # doctest: +SKIP
         120000
     """

@@ -276,7 +276,8 @@ def _trains_all_weights(recipe: Recipe) -> bool:
         is_regularized = getattr(settings, "parameter_weight", 0.0) > 0
         return OBJECTIVES[settings.kind].uses_all_weights or is_regularized
 
-    generates = any(issubclass(OBJECTIVES[each.kind], Seq2SeqObjective) for each in recipe.objectives)
+    kinds = [OBJECTIVES[settings.kind] for settings in recipe.objectives]
+    generates = any(issubclass(kind, Seq2SeqObjective) for kind in kinds)
     has_untrained_decoder = recipe.model.decoder is not None and not generates
     is_thawed = recipe.freeze_steps is not None
     return any(map(uses_all, recipe.objectives)) and not is_thawed and not has_untrained_decoder

@@ -51,7 +51,7 @@ class TrainStep(nn.Module):
             terms = compute(self.encoder, batch)
             total = weight * terms.loss if total is None else total + weight * terms.loss
             metrics[name] = terms.loss.detach()
-            metrics |= {f"{name}/{key}": value.detach() for key, value in terms.figures.items()}
+            metrics |= {f"{name}/{key}": value.detach() for key, value in terms.metrics.items()}
         assert total is not None
         return total, metrics
 
