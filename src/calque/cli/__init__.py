@@ -1,4 +1,4 @@
-"""The command line: arguments in, tools called, results shown."""
+"""The command line: parses arguments, calls the public API and prints results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run a command; what a user can mend is one line on standard error."""
+    """Run a command and return its exit code; user errors are one line on standard error."""
     from calque.cli.app import build_app
 
     try:
@@ -45,7 +45,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _call(command: Callable[[], object]) -> int:
-    """Typer ends every command by SystemExit; give its code."""
+    """Return the exit code of a command, which Typer ends with SystemExit."""
     try:
         command()
     except SystemExit as end:
@@ -61,12 +61,12 @@ def _format_warning(
     line: str | None = None,
     _usual: Callable[..., str] = warnings.formatwarning,
 ) -> str:
-    """Put Calque's own warnings into a line; who is warned needs no place in the code."""
+    """Format Calque's own warnings as one line, without the location in the code."""
     if category.__module__.partition(".")[0] == "calque":
         return f"calque: warning: {message}\n"
     return _usual(message, category, filename, lineno, line)
 
 
 def _silence_stdout() -> None:
-    """Keep Python from complaining, at exit, that it could not flush into a closed pipe."""
+    """Prevent an error message at exit when standard output is a closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -37,7 +37,6 @@ SymmetrizeOption = Annotated[
         metavar="NAME",
         help="For eflomal: grow-diag-final-and, intersection, union, ... "
         "Default: grow-diag-final-and.",
-        show_default=False,
     ),
 ]
 
@@ -52,17 +51,12 @@ def align(
         ),
     ],
     tgt: Annotated[
-        str | None,
-        typer.Argument(metavar="TARGET", help="The target side, line by line.", show_default=False),
+        str | None, typer.Argument(metavar="TARGET", help="The target side, line by line.")
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File for the links. Default: standard output.",
-            show_default=False,
+            "--output", "-o", metavar="FILE", help="File for the links. Default: standard output."
         ),
     ] = None,
     resume: ResumeOption = False,
@@ -82,18 +76,13 @@ def align(
             metavar="SRC-TGT",
             help="Split raw text of these languages into words, such as de-en. "
             "Default: words are separated by spaces.",
-            show_default=False,
         ),
     ] = None,
     input_format: InputFormatOption = "auto",
     skip_bad: SkipBadOption = None,
     gold: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Score against gold links: i-j is sure, ipj possible.",
-            show_default=False,
-        ),
+        typer.Option(metavar="FILE", help="Score against gold links: i-j is sure, ipj possible."),
     ] = None,
     gold_from_one: Annotated[
         bool, typer.Option("--gold-from-one", help="The words in --gold are counted from 1.")
@@ -107,24 +96,17 @@ def align(
             metavar="NAME",
             help="neural, hybrid, eflomal or fast-align. "
             "Default: hybrid with --bitext or --load, otherwise neural.",
-            show_default=False,
         ),
     ] = None,
     bitext: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FILE",
-            help="More sentence pairs to train on, besides FILE. Can be repeated.",
-            show_default=False,
+            metavar="FILE", help="More sentence pairs to train on, besides FILE. Can be repeated."
         ),
     ] = None,
     tokenize_bitext: Annotated[
         str | None,
-        typer.Option(
-            metavar="SRC-TGT",
-            help="Split --bitext into words. Default: as --tokenize.",
-            show_default=False,
-        ),
+        typer.Option(metavar="SRC-TGT", help="Split --bitext into words. Default: as --tokenize."),
     ] = None,
     reverse_bitext: Annotated[
         bool,
@@ -134,20 +116,14 @@ def align(
     ] = False,
     save: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Save the trained statistical model for --load.", show_default=False
-        ),
+        typer.Option(metavar="DIR", help="Save the trained statistical model for --load."),
     ] = None,
     load: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Use a statistical model saved with --save.", show_default=False
-        ),
+        Path | None, typer.Option(metavar="DIR", help="Use a statistical model saved with --save.")
     ] = None,
     symmetrize: SymmetrizeOption = None,
     adapt: Annotated[
-        bool,
-        typer.Option("--adapt", help="First train the encoder on the bitext; best on a GPU."),
+        bool, typer.Option("--adapt", help="First train the encoder on the bitext; best on a GPU.")
     ] = False,
     adapt_steps: Annotated[
         int | None,
@@ -155,22 +131,16 @@ def align(
             min=1,
             metavar="N",
             help="Training steps of --adapt. Default: 500 on a GPU, 100 on a CPU.",
-            show_default=False,
         ),
     ] = None,
     save_model: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Save the adapted encoder in DIR/run/model.", show_default=False
-        ),
+        Path | None, typer.Option(metavar="DIR", help="Save the adapted encoder in DIR/run/model.")
     ] = None,
     model: ModelOption = None,
     method: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="ot, itermax, argmax or match. Default: the model's best method.",
-            show_default=False,
+            metavar="NAME", help="ot, itermax, argmax or match. Default: the model's best method."
         ),
     ] = None,
     layer: LayerOption = None,
@@ -179,7 +149,6 @@ def align(
         typer.Option(
             metavar="NAME",
             help="joint (both sides in one sequence) or separate. Default: the model's best.",
-            show_default=False,
         ),
     ] = None,
     languages: Annotated[
@@ -187,7 +156,6 @@ def align(
         typer.Option(
             metavar="SRC-TGT",
             help="Apply the model's linear maps of these languages, such as de-en.",
-            show_default=False,
         ),
     ] = None,
     maps: MapsOption = None,
@@ -317,16 +285,11 @@ def links(
         ),
     ],
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="DIR", help="Folder for the linked text."),
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the linked text.")
     ],
     aligner: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="fast-align, eflomal or neural. Default: fast-align.",
-            show_default=False,
-        ),
+        typer.Option(metavar="NAME", help="fast-align, eflomal or neural. Default: fast-align."),
     ] = None,
     given: Annotated[
         list[str] | None,
@@ -334,25 +297,19 @@ def links(
             "--links",
             metavar="FILE",
             help="Links found earlier, one FILE per BITEXT. Can be repeated.",
-            show_default=False,
         ),
     ] = None,
     symmetrize: SymmetrizeOption = None,
     languages: LanguagePairOption = None,
     leave_out: Annotated[
         str | None,
-        typer.Option(
-            metavar="LANG,LANG",
-            help="Leave out the BITEXTs of these languages.",
-            show_default=False,
-        ),
+        typer.Option(metavar="LANG,LANG", help="Leave out the BITEXTs of these languages."),
     ] = None,
     tokenized: Annotated[
         bool | None,
         typer.Option(
             "--tokenized/--not-tokenized",
             help="The words of the input are separated by spaces. Default: only with --links.",
-            show_default=False,
         ),
     ] = None,
     input_format: Annotated[
@@ -365,14 +322,11 @@ def links(
     include_tags: Annotated[
         str | None,
         typer.Option(
-            metavar="TAG,TAG",
-            help="Use only pairs with these tags (third column of a TSV file).",
-            show_default=False,
+            metavar="TAG,TAG", help="Use only pairs with these tags (third column of a TSV file)."
         ),
     ] = None,
     exclude_tags: Annotated[
-        str | None,
-        typer.Option(metavar="TAG,TAG", help="Use no pairs with these tags.", show_default=False),
+        str | None, typer.Option(metavar="TAG,TAG", help="Use no pairs with these tags.")
     ] = None,
     keep_identical: Annotated[
         bool, typer.Option("--keep-identical", help="Keep links between identical words.")

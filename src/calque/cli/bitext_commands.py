@@ -44,15 +44,12 @@ def clean(
             "--set",
             metavar="RULE=VALUE",
             help="Change a rule, for example max_ratio=2; none disables it. Can be repeated.",
-            show_default=False,
         ),
     ] = None,
     report: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="Write the counts as JSON, with a few examples of each reason.",
-            show_default=False,
+            metavar="FILE", help="Write the counts as JSON, with a few examples of each reason."
         ),
     ] = None,
     skip_bad: SkipBadOption = None,
@@ -88,7 +85,7 @@ def clean(
         )
     if result.languages is None and rules.check_scripts:
         print(
-            "scripts were not checked: the file names do not tell the languages (use --languages)",
+            "scripts were not checked: the file names do not contain languages (use --languages)",
             file=sys.stderr,
         )
     print(f"{_describe(result)}; {time.perf_counter() - started:.1f} s", file=sys.stderr)

@@ -38,7 +38,6 @@ def evaluate(
         typer.Option(
             metavar="NAMES",
             help="Languages or pairs, such as de,fr or de-en. Default: all that have a test.",
-            show_default=False,
         ),
     ] = None,
     layers: Annotated[
@@ -58,7 +57,6 @@ def evaluate(
         typer.Option(
             metavar="DIR",
             help="Apply the linear maps of languages in this folder; beside: the model's folder.",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[
@@ -68,7 +66,6 @@ def evaluate(
             "-o",
             metavar="RESULTS",
             help="A .jsonl file, or a folder that can be continued and keeps scores of items.",
-            show_default=False,
         ),
     ] = None,
     plot: PlotOption = None,
@@ -85,16 +82,11 @@ def evaluate(
         typer.Option(
             metavar="NAME",
             help="zero-shot, translate-train-all, supervised or features. Default: zero-shot.",
-            show_default=False,
         ),
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option(
-            metavar="LANG",
-            help="Language of the training examples. Default: en.",
-            show_default=False,
-        ),
+        typer.Option(metavar="LANG", help="Language of the training examples. Default: en."),
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -102,7 +94,6 @@ def evaluate(
             "--set",
             metavar="KEY=VALUE",
             help="Change a setting of the tasks, for example epochs=2. Can be repeated.",
-            show_default=False,
         ),
     ] = None,
     overwrite: OverwriteOption = False,
@@ -232,9 +223,7 @@ def data(
     tasks: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES",
-            help="Only the datasets of these tasks, separated by commas.",
-            show_default=False,
+            metavar="NAMES", help="Only the datasets of these tasks, separated by commas."
         ),
     ] = None,
 ) -> None:

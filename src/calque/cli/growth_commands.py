@@ -43,7 +43,6 @@ def grow(
             metavar="FILE",
             help="Dictionary in the format of MUSE, or a quoted pattern such as 'muse/en-*.txt'. "
             "Can be repeated.",
-            show_default=False,
         ),
     ] = None,
     language: Annotated[
@@ -58,12 +57,10 @@ def grow(
             metavar="FILE",
             help="Text, or a quoted pattern, for which to count the tokens that start matched. "
             "Can be repeated.",
-            show_default=False,
         ),
     ] = None,
     initialize: Annotated[
-        str,
-        typer.Option(metavar="WHAT", help="What to copy: both, body, embeddings or none."),
+        str, typer.Option(metavar="WHAT", help="What to copy: both, body, embeddings or none.")
     ] = "both",
     unmatched: Annotated[
         str,

@@ -13,7 +13,6 @@ ModelOption = Annotated[
         "--model",
         metavar="MODEL",
         help="Model folder, hub name or calque-mini. Default: calque-mini.",
-        show_default=False,
     ),
 ]
 DeviceOption = Annotated[
@@ -25,7 +24,6 @@ LayerOption = Annotated[
         "--layer",
         metavar="N",
         help="Layer: 0 is the embedding layer, -1 the last. Default: the model's best layer.",
-        show_default=False,
     ),
 ]
 MapsOption = Annotated[
@@ -34,7 +32,6 @@ MapsOption = Annotated[
         "--maps",
         metavar="DIR",
         help="Folder with linear maps of languages. Default: the model folder.",
-        show_default=False,
     ),
 ]
 RawOption = Annotated[
@@ -47,7 +44,6 @@ BatchTokensOption = Annotated[
         min=1,
         metavar="N",
         help="Tokens per batch. Default: chosen for the device.",
-        show_default=False,
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")]
@@ -57,7 +53,6 @@ LanguagePairOption = Annotated[
         "--languages",
         metavar="SRC-TGT",
         help="Languages of the two sides, such as de-en. Default: inferred from the file names.",
-        show_default=False,
     ),
 ]
 InputFormatOption = Annotated[
@@ -83,7 +78,6 @@ SkipBadOption = Annotated[
         "--skip-bad",
         metavar="FILE",
         help="Skip invalid lines and list them in this file instead of stopping at the first one.",
-        show_default=False,
     ),
 ]
 SettingsOption = Annotated[
@@ -92,26 +86,17 @@ SettingsOption = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Change a setting, for example data.alpha=0.5. Can be repeated.",
-        show_default=False,
     ),
 ]
 DataOption = Annotated[
     Path, typer.Option("--data", metavar="DIR", envvar="CALQUE_DATA", help="Folder with test data.")
 ]
 TasksOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tasks", metavar="NAMES", help="Tasks, separated by commas.", show_default=False
-    ),
+    str | None, typer.Option("--tasks", metavar="NAMES", help="Tasks, separated by commas.")
 ]
 PlotOption = Annotated[
     Path | None,
-    typer.Option(
-        "--plot",
-        metavar="FILE",
-        help="Draw the result into a .png, .svg or .pdf file.",
-        show_default=False,
-    ),
+    typer.Option("--plot", metavar="FILE", help="Draw the result into a .png, .svg or .pdf file."),
 ]
 MaxWordsOption = Annotated[
     int,

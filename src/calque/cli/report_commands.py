@@ -28,10 +28,7 @@ def compare(
         str, typer.Option(metavar="NAME", help="Model that the others are compared with.")
     ],
     models: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES", help="Models, separated by commas. Default: all.", show_default=False
-        ),
+        str | None, typer.Option(metavar="NAMES", help="Models, separated by commas. Default: all.")
     ] = None,
     tasks: TasksOption = None,
     correction: Annotated[
@@ -69,7 +66,7 @@ def compare(
     \b
     calque evaluate calque-mini random:calque-mini --tasks pos,ner --seeds 5 --data DATA -o results
     calque compare results --baseline random:calque-mini -o report.html
-    """
+    """  # noqa: D301
     from calque.cli.console import progress_bar
     from calque.report.compare import compare as compare_models
 

@@ -41,8 +41,7 @@ def embed(
     ] = None,
     maps: MapsOption = None,
     center: Annotated[
-        bool,
-        typer.Option("--center", help="Subtract the mean vector of the file (one language)."),
+        bool, typer.Option("--center", help="Subtract the mean vector of the file (one language).")
     ] = False,
     normalize: Annotated[
         bool, typer.Option("--normalize", help="Scale every vector to length one.")
@@ -104,14 +103,11 @@ def mine(
     vectors: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="SRC.npy TGT.npy",
-            help="Vectors of the lines, written by calque embed.",
-            show_default=False,
+            metavar="SRC.npy TGT.npy", help="Vectors of the lines, written by calque embed."
         ),
     ] = None,
     threshold: Annotated[
-        float | None,
-        typer.Option(metavar="T", help="Keep only pairs with at least this score."),
+        float | None, typer.Option(metavar="T", help="Keep only pairs with at least this score.")
     ] = None,
     dev: Annotated[
         str | None,

@@ -33,10 +33,7 @@ def prepare(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            metavar="N",
-            help="Number of processes that tokenize. Default: one per core.",
-            show_default=False,
+            min=1, metavar="N", help="Number of processes that tokenize. Default: one per core."
         ),
     ] = None,
 ) -> None:
@@ -61,11 +58,7 @@ def train(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output",
-            "-o",
-            metavar="RUN",
-            help="Folder of the run. Default: runs/NAME.",
-            show_default=False,
+            "--output", "-o", metavar="RUN", help="Folder of the run. Default: runs/NAME."
         ),
     ] = None,
     settings: SettingsOption = None,
@@ -74,7 +67,6 @@ def train(
         typer.Option(
             metavar="DIR",
             help="Text from `calque prepare`. Default: the text is prepared in RUN/text.",
-            show_default=False,
         ),
     ] = None,
     resume: ResumeOption = False,
@@ -113,9 +105,7 @@ def train(
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME", help="Recipe to print. Default: list all recipes.", show_default=False
-        ),
+        typer.Argument(metavar="NAME", help="Recipe to print. Default: list all recipes."),
     ] = None,
 ) -> None:
     """List the recipes that come with Calque, or print one.

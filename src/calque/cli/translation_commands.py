@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 def translate(
     model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="Folder or hub name of an encoder-decoder model."),
+        str, typer.Argument(metavar="MODEL", help="Folder or hub name of an encoder-decoder model.")
     ],
     file: Annotated[
         str,
@@ -34,11 +33,7 @@ def translate(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Output file. Default: standard output.",
-            show_default=False,
+            "--output", "-o", metavar="FILE", help="Output file. Default: standard output."
         ),
     ] = None,
     src_lang: Annotated[
@@ -46,7 +41,6 @@ def translate(
         typer.Option(
             metavar="CODE",
             help="Language of the text, to split long lines into sentences. Default: the model's.",
-            show_default=False,
         ),
     ] = None,
     tgt_lang: Annotated[
@@ -148,7 +142,6 @@ def attention(
         typer.Option(
             metavar="MODEL",
             help="Model folder, hub name or calque-mini. Can be repeated. Default: calque-mini.",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[
@@ -163,9 +156,7 @@ def attention(
     layer: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
-            help="Layer to draw, counted from 1. Default: the mean of all layers.",
-            show_default=False,
+            metavar="N", help="Layer to draw, counted from 1. Default: the mean of all layers."
         ),
     ] = None,
     positions: Annotated[
@@ -174,7 +165,6 @@ def attention(
             metavar="reset|continue",
             help="How positions of the second sentence are counted. Default: as in training, or "
             "continue.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -61,8 +61,7 @@ def extract(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="VECTORS", help="Output file.")],
     method: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="x2static, or pooling (the mean state of a word)."),
+        str, typer.Option(metavar="NAME", help="x2static, or pooling (the mean state of a word).")
     ] = "x2static",
     model: ModelOption = None,
     layer: Annotated[
@@ -70,7 +69,6 @@ def extract(
         typer.Option(
             metavar="N",
             help="Layer: 0 is the embedding layer, -1 the last. Default: the middle layer.",
-            show_default=False,
         ),
     ] = None,
     context: Annotated[
@@ -87,8 +85,7 @@ def extract(
     subsample: Annotated[
         float,
         typer.Option(
-            metavar="T",
-            help="A word of frequency f is used with probability √(t/f) + t/f.",
+            metavar="T", help="A word of frequency f is used with probability √(t/f) + t/f."
         ),
     ] = 5e-6,
     learning_rate: Annotated[
@@ -124,8 +121,7 @@ def extract(
         int, typer.Option(min=0, metavar="N", help="Drop paragraphs with fewer sentences.")
     ] = 2,
     max_sentences: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Stop after this many sentences; 0 means never."),
+        int, typer.Option(min=0, metavar="N", help="Stop after this many sentences; 0 means never.")
     ] = 1_000_000,
     no_filter: Annotated[
         bool, typer.Option("--no-filter", help="Keep all sentences of all paragraphs.")
@@ -236,9 +232,7 @@ def map_vectors(
     pivot: Annotated[
         str | None,
         typer.Option(
-            metavar="CODE",
-            help="Language that the others are mapped to. Default: the first.",
-            show_default=False,
+            metavar="CODE", help="Language that the others are mapped to. Default: the first."
         ),
     ] = None,
     method: Annotated[
@@ -248,7 +242,6 @@ def map_vectors(
             help="One or several of supervised, semi-supervised, identical, unsupervised, "
             "procrustes, refine, rcsls, separated by commas. Default: supervised with a "
             "dictionary, otherwise unsupervised.",
-            show_default=False,
         ),
     ] = None,
     dictionary: Annotated[
@@ -271,13 +264,11 @@ def map_vectors(
             metavar="NAME",
             help="joint (all languages change) or pivot (it stays). Default: what the method "
             "needs.",
-            show_default=False,
         ),
     ] = None,
     max_words: MaxWordsOption = 200_000,
     cutoff: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Frequent words that self-learning matches."),
+        int, typer.Option(metavar="N", min=1, help="Frequent words that self-learning matches.")
     ] = 20_000,
     seed: SeedOption = 0,
     binary: BinaryOption = False,
@@ -392,11 +383,7 @@ def lexicon(
     output: Annotated[
         str | None,
         typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Output file. Default: standard output.",
-            show_default=False,
+            "--output", "-o", metavar="FILE", help="Output file. Default: standard output."
         ),
     ] = None,
     method: Annotated[
@@ -502,8 +489,7 @@ def _print_scores(scores: Mapping[str, DictionaryScores]) -> None:
 
     arrows = {"forward": "→", "backward": "←"}
     table = Table(
-        title="precision (%)",
-        caption="all: unknown words count as wrong; known: they are left out",
+        title="precision (%)", caption="all: unknown words count as wrong; known: they are left out"
     )
     table.add_column("")
     table.add_column("method")
