@@ -55,14 +55,14 @@ class SentencePair:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Sequences laid end to end, without padding between them.
+    """Sequences stored one after the other, without padding between them.
 
     `offsets[k]:offsets[k + 1]` are the tokens of sequence k. Trailing empty sequences and
     a final sequence of padding ids may fill a batch up to a fixed shape (see `tokens.ragged`).
-    `positions` count from 0 in every sequence unless an objective says otherwise; `n_real`
-    counts the tokens that are not padding. With `row` above 0 no sequence crosses a multiple
-    of it, so that attention may work on rows of that many tokens. `counts_on` is true where
-    positions are known to count from 0 to the end of every sequence that is not padding.
+    `positions` start at 0 in every sequence unless an objective sets them differently; `n_real`
+    is the number of tokens that are not padding. With `row` above 0 no sequence crosses a multiple
+    of it, so that attention can work on rows of that many tokens. `has_default_positions` is true
+    if positions are known to be 0, 1, 2, … in every sequence that is not padding.
     """
 
     ids: Int[Tensor, "tokens"]
@@ -71,7 +71,7 @@ class TokenBatch:
     longest: int
     n_real: int
     row: int = 0
-    counts_on: bool = False
+    has_default_positions: bool = False
 
     def to(self, device: torch.device | str) -> TokenBatch:
         """Copy the arrays to a device, without waiting for the copy."""
@@ -85,9 +85,9 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class MaskedBatch:
-    """A batch with some tokens hidden, and what stood there.
+    """A batch with masked tokens, and the original tokens as labels.
 
-    `masked` indexes the flat token axis; a label of −100 marks a place that only fills the shape.
+    `masked` indexes the flat token axis; a label of −100 marks an entry that only fills the shape.
     """
 
     tokens: TokenBatch
@@ -127,7 +127,7 @@ class Links:
     n_pairs: int
 
     def to_lists(self) -> list[list[tuple[int, int]]]:
-        """Give the links of every pair as a list of (source, target)."""
+        """Return the links of every pair as a list of (source, target)."""
         lists: list[list[tuple[int, int]]] = [[] for _ in range(self.n_pairs)]
         for pair, i, j in zip(
             self.pairs.tolist(), self.src.tolist(), self.tgt.tolist(), strict=True
@@ -138,10 +138,10 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """What one objective returns: the loss to follow and figures worth plotting."""
+    """The result of one objective: the loss to minimize, and metrics to log."""
 
     loss: Float[Tensor, ""]
-    figures: dict[str, Float[Tensor, ""]]
+    metrics: dict[str, Float[Tensor, ""]]
 
 
 @dataclass(frozen=True, slots=True)

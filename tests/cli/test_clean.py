@@ -61,7 +61,7 @@ def test_scripts_need_languages(capsys: pytest.CaptureFixture[str]) -> None:
     Path("en-de.tsv").rename("text.tsv")
     assert run(["clean", "text.tsv", "-o", "out.tsv"]) == 0
     error = capsys.readouterr().err
-    assert "scripts were not checked: the file names do not tell the languages" in error
+    assert "scripts were not checked: the file names do not contain languages" in error
     assert "kept 3 of 8" in error
     assert run(["clean", "text.tsv", "-o", "out.tsv", "--languages", "en-de"]) == 0
     error = capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""Functions from arrays to arrays; they know neither text nor models."""
+"""Functions from arrays to arrays; they depend on neither text nor models."""

@@ -1,1 +1,1 @@
-"""Files and records: reading and writing every format that Calque knows."""
+"""Files and records: reading and writing every format that Calque supports."""

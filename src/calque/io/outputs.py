@@ -28,7 +28,7 @@ PARTIAL, REPLACED, DELETED = ".partial", ".replaced", ".deleted"
 
 
 def write_folder(final: Path, fill: Callable[[Path], object]) -> None:
-    """Let `fill` write into a new folder that is renamed to `final` when it is complete.
+    """Call `fill` to write a new folder, which is renamed to `final` when it is complete.
 
     An existing folder of that name is replaced in the end.
     """

@@ -121,7 +121,9 @@ def pack(
     """Concatenate sequences into one batch; with a shape, arrange them in padded rows."""
     if positions is None:
         plain = ranges(np.zeros_like(ragged.lengths), ragged.lengths)
-        return replace(pack(ragged, positions=plain, shape=shape, pad_id=pad_id), counts_on=True)
+        return replace(
+            pack(ragged, positions=plain, shape=shape, pad_id=pad_id), has_default_positions=True
+        )
     if shape is not None:
         return _pack_rows(ragged, positions, shape, pad_id)
     offsets = np.concatenate([[0], np.cumsum(ragged.lengths)])
