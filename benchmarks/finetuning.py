@@ -1,15 +1,16 @@
-"""Speed of fine-tuning, side by side: Calque's loop and the Hugging Face Trainer.
+"""Speed of fine-tuning: Calque's loop and the Hugging Face Trainer side by side.
 
-Both train the same model for the same epochs on the same tokenized examples, with as many real
-tokens an update on average, in bfloat16 on a GPU and in single precision on a CPU. The Trainer is
-used as its documentation shows: the padding collator of the task, examples drawn at random or
-grouped by length. Counted are real tokens, not padding, by the wall clock of the whole training:
-batching included, tokenizing and loading not. A short run of each goes before.
+Both train the same model for the same epochs on the same tokenized examples, with the same number
+of real tokens per update on average, in bfloat16 on a GPU and in float32 on a CPU. The Trainer is
+used as its documentation shows: the padding collator of the task, examples in random order or
+grouped by length. Real tokens without padding are counted; the time is that of the whole training,
+without tokenizing and loading. A short warm-up run precedes each measurement.
 
     python benchmarks/finetuning.py --data DATA --device cuda
     python benchmarks/finetuning.py --data DATA --device cpu --examples 100 --tasks pos
+    python benchmarks/finetuning.py --tiny
 
-DATA holds xtreme/udpos, xtreme/panx and xtreme/xnli, or udpos, panx and xnli.
+DATA contains xtreme/udpos, xtreme/panx and xtreme/xnli, or udpos, panx and xnli.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ from calque.evaluation.tasks.classification import ClassExamples, TextClassifier
 from calque.evaluation.tasks.classification import find_files as find_pairs
 from calque.evaluation.tasks.tagging import TagExamples, Tagger, encode_tagged
 from calque.evaluation.tasks.tagging import find_files as find_tagged
-from calque.io.conllu import read_tagged, spread
-from calque.io.labelled import read_pairs
+from calque.io.conllu import read_tagged, sample_evenly
+from calque.io.labeled import read_labeled_pairs
 from calque.models.encoder import Encoder
 from calque.models.heads import NO_LABEL
 
 TASKS = ("pos", "ner", "xnli")
-RATE = 2e-4  # of the encoder, in all trainings
+LEARNING_RATE = 2e-4  # of the encoder
+SAMPLES = Path(__file__).parents[1] / "tests" / "data"
 
 
 @dataclass(frozen=True)
 class Job:
-    """Examples of a task for Calque, the same ones for the Trainer, and the labels."""
+    """The examples of a task, in the formats of Calque and of the Trainer, and the labels."""
 
     task: str
     examples: TagExamples | ClassExamples
@@ -54,7 +56,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Timed:
-    """One training: how long it took, and the mean loss of its updates."""
+    """The time of one training run, and the mean loss of its updates."""
 
     who: str
     seconds: float
@@ -63,8 +65,20 @@ class Timed:
 
 
 def main() -> None:
-    """Time every task and print a table."""
+    """Measure every task and print a table."""
     options = parse_options()
+    if options.tiny:
+        with tempfile.TemporaryDirectory() as folder:
+            options.data, options.model = SAMPLES, save_tiny_encoder(Path(folder) / "model")
+            options.examples, options.warm_up, options.batch_tokens = 8, 4, 128
+            measure_tasks(options)
+    elif options.data is None:
+        print("skipped: this benchmark needs --data or --tiny")
+    else:
+        measure_tasks(options)
+
+
+def measure_tasks(options: argparse.Namespace) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     torch.set_float32_matmul_precision("highest")
@@ -76,36 +90,58 @@ def main() -> None:
         for train in runs:
             train(short)
         timed = [train(job) for train in runs]
-        rows += [show(task, one, timed) for one in timed]
+        rows += [compare(task, one, timed) for one in timed]
         print_rows(rows[-len(timed) :])
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def parse_options() -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--model", default=None, help="a folder; by default calque-mini")
+    parser.add_argument("--model", default=None, help="a model folder; default: calque-mini")
     parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--examples", type=int, default=6000, help="of a task, at most")
-    parser.add_argument("--warm-up", type=int, default=200, help="examples of the run before")
+    parser.add_argument("--examples", type=int, default=6000, help="at most, per task")
+    parser.add_argument("--warm-up", type=int, default=200, help="examples of the warm-up run")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-tokens", type=int, default=1024)
-    parser.add_argument("-o", "--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("-o", "--out", type=Path, help="write the results as JSON")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and 8 examples")
     return parser.parse_args()
 
 
+def save_tiny_encoder(folder: Path) -> str:
+    """Save a random encoder of 2 × 32 with the tokenizer of calque-mini."""
+    from transformers import XLMRobertaConfig
+
+    from calque.models.loading import build_model, find_model
+    from calque.tokens.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(find_model("calque-mini"))
+    config = XLMRobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=130,
+        type_vocab_size=1,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Encoder(build_model(config), tokenizer).save(folder)
+    return str(folder)
+
+
 def read_job(task: str, options: argparse.Namespace) -> Job:
-    """Read English examples and tokenize them once for both."""
+    """Read English examples and tokenize them once for both programs."""
     encoder = Encoder.load(options.model)
     tokenizer, longest = encoder.tokenizer, min(256, encoder.max_tokens)
     examples: TagExamples | ClassExamples
     if task == "xnli":
         files = find_pairs(options.data, "xnli")
-        pairs = [p for f in files.train.get("en", files.dev["en"]) for p in read_pairs(f)]
-        pairs = spread(pairs, options.examples)
+        pairs = [p for f in files.train.get("en", files.dev["en"]) for p in read_labeled_pairs(f)]
+        pairs = sample_evenly(pairs, options.examples)
         labels = sorted({pair.label for pair in pairs})
         examples = encode_texts(tokenizer, pairs, labels, longest)
         numbers: Sequence[Any] = examples.labels.tolist()
@@ -128,16 +164,16 @@ def read_job(task: str, options: argparse.Namespace) -> Job:
 def list_features(
     ids: np.ndarray, lengths: np.ndarray, labels: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """Write examples as the Trainer takes them."""
+    """Return examples in the format of the Trainer."""
     parts = [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
     return [{"input_ids": i, "labels": y} for i, y in zip(parts, labels, strict=True)]
 
 
 def list_runs(options: argparse.Namespace) -> list[Callable[[Job], Timed]]:
-    """Give the trainings to compare, on a GPU with and without recording."""
+    """Return the training runs to compare; on a GPU, Calque runs with and without CUDA graphs."""
     settings = TaskSettings(
         epochs=options.epochs,
-        learning_rate=RATE,
+        learning_rate=LEARNING_RATE,
         batch_tokens=options.batch_tokens,
         graphs=False,
     )
@@ -166,7 +202,7 @@ def train_with_calque(job: Job, options: argparse.Namespace, settings: TaskSetti
     started = time.perf_counter()
     report = fine_tune(model, examples, settings, seed=0)
     wait(options.device)
-    who = "calque, recorded" if settings.graphs else "calque"
+    who = "calque, CUDA graphs" if settings.graphs else "calque"
     seconds = time.perf_counter() - started
     return Timed(who, seconds, report.n_tokens, float(np.mean(report.losses)))
 
@@ -181,8 +217,7 @@ def train_with_trainer(job: Job, options: argparse.Namespace, sampling: str) -> 
     if job.task != "xnli":
         classify = transformers.AutoModelForTokenClassification
         collate = transformers.DataCollatorForTokenClassification(encoder.tokenizer)
-    # Single precision, whatever the file has: half-precision weights would learn worse and, on a
-    # CPU, be many times slower.
+    # Always in float32: weights in half precision learn worse and are slow on a CPU.
     model = classify.from_pretrained(
         encoder.folder, num_labels=len(job.labels), dtype=torch.float32
     )
@@ -192,7 +227,7 @@ def train_with_trainer(job: Job, options: argparse.Namespace, sampling: str) -> 
             output_dir=scratch,
             num_train_epochs=options.epochs,
             per_device_train_batch_size=max(1, round(options.batch_tokens / lengths.mean())),
-            learning_rate=RATE,
+            learning_rate=LEARNING_RATE,
             warmup_steps=0.1,
             weight_decay=0.01,
             bf16=options.device == "cuda",
@@ -218,19 +253,19 @@ def train_with_trainer(job: Job, options: argparse.Namespace, sampling: str) -> 
 
 
 def wait(device: str) -> None:
-    """Wait until a GPU has done what it was asked for."""
+    """Wait until the GPU has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def show(task: str, one: Timed, timed: Sequence[Timed]) -> dict[str, Any]:
-    """Compare one training with the Trainer's faster one."""
+def compare(task: str, one: Timed, timed: Sequence[Timed]) -> dict[str, Any]:
+    """Compare one training run with the faster one of the Trainer."""
     best = min(other.seconds for other in timed if other.who.startswith("Trainer"))
     return {
         "task": task,
         "who": one.who,
         "seconds": round(one.seconds, 2),
-        "tokens_a_second": round(one.n_tokens / one.seconds),
+        "tokens_per_second": round(one.n_tokens / one.seconds),
         "times_the_faster_trainer": round(best / one.seconds, 2),
         "mean_loss": round(one.loss, 4),
     }
@@ -241,7 +276,7 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         print(
             f"{row['task']:5} {row['who']:26} {row['seconds']:8.2f} s "
-            f"{row['tokens_a_second']:10,} tokens/s {row['times_the_faster_trainer']:6.2f} × "
+            f"{row['tokens_per_second']:10,} tokens/s {row['times_the_faster_trainer']:6.2f} × "
             f"loss {row['mean_loss']:.3f}",
             flush=True,
         )

@@ -1,17 +1,17 @@
-"""What linear maps cost beside the encoder's forward pass, in time and memory, and to solve.
+"""Time and memory of linear maps compared with the forward pass of the encoder.
 
     python benchmarks/linear_maps.py [--shapes mini,base] [--solvers procrustes] [--languages 8]
         [--pairs 128] [--rounds 5] [--total 0] [--json FILE]
+    python benchmarks/linear_maps.py --tiny
 
-Sentences and links are drawn at random: every pair has 30 tokens a side and 10 links, about as
-bitext has. `forward` reads the states of linked words at all layers; the other rows are what is
-done with them: the sums of a closed form, from batches of one language, or a step on one of all
-(loss, gradient, Adam, orthogonal step). `ratio` is the time over that of the forward pass, the
-median over rounds in which all take turns; `1M pairs` is what a million pairs take, once. `solve`
-is measured on one language, times their number. With --total N, the states of one batch are added
-again and again until N pairs are counted, which shows that memory does not grow. `peak` is that of
-the process (or of the GPU) after all of it: encoder, states, and what the solvers keep; ask for
-one of them to see what a run takes.
+Sentences and links are random: every pair has 30 tokens per side and 10 links. `forward` computes
+the states of linked words at all layers. The other rows use these states: a closed form adds them
+to its sums, from batches of one language; `gradient` takes a step on a batch of all languages
+(loss, gradient, Adam, orthogonal step). `ratio` is the time divided by that of the forward pass, as
+the median over alternating rounds; `1M pairs` extrapolates to one pass over a million pairs.
+`solve` is measured for one language and multiplied by their number. With --total N, the states of
+one batch are added until N pairs are counted, which shows that memory does not grow. `peak` is the
+peak memory of the process or of the GPU, including all solvers.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from transformers import XLMRobertaConfig
 
 from calque.algorithms.procrustes import PairSums, solve_least_squares, solve_procrustes
 from calque.models.encoder import Encoder
-from calque.models.loading import build_model, find_folder
-from calque.objectives.base import Marks
+from calque.models.loading import build_model, find_model
 from calque.objectives.linear_map import LinearMap, LinearMapSettings, LinkStates, PairRoles
 from calque.objectives.linked_words import WordPairBatch
 from calque.tokens.ragged import Ragged
-from calque.tokens.tokenizer import load_tokenizer
+from calque.tokens.tokenizer import SpecialTokens, load_tokenizer
 
 # layers, hidden, heads, intermediate, vocabulary
 SHAPES = {
@@ -52,7 +51,7 @@ N_TOKENS, N_LINKS = 30, 10
 
 
 def build_encoder(shape: str, device: torch.device) -> Encoder:
-    """Make an encoder with random weights."""
+    """Return an encoder with random weights."""
     layers, hidden, heads, intermediate, vocabulary = SHAPES[shape]
     config = XLMRobertaConfig(
         vocab_size=vocabulary,
@@ -64,27 +63,29 @@ def build_encoder(shape: str, device: torch.device) -> Encoder:
         type_vocab_size=1,
         pad_token_id=1,
     )
-    tokenizer = load_tokenizer(find_folder("calque-mini"))
+    tokenizer = load_tokenizer(find_model("calque-mini"))
     encoder = Encoder(build_model(config), tokenizer).to(device).eval().requires_grad_(False)
     return encoder.to(torch.bfloat16) if device.type == "cuda" else encoder
 
 
 def draw_batch(encoder: Encoder, n_pairs: int) -> WordPairBatch:
-    """Make pairs of words of one subword each, linked in their order."""
+    """Return pairs whose words have one subword each; equal positions are linked."""
     generator = np.random.default_rng(0)
     lengths = np.full(n_pairs, N_TOKENS)
     sides = [Ragged(generator.integers(10, 10_000, lengths.sum()), lengths) for _ in range(2)]
     words = Ragged(np.ones(lengths.sum(), dtype=np.int64), lengths)
-    places = np.tile(np.arange(N_LINKS), n_pairs)
-    links = Ragged(places << 20 | places << 8 | 255, np.full(n_pairs, N_LINKS))
+    positions = np.tile(np.arange(N_LINKS), n_pairs)
+    links = Ragged(positions << 20 | positions << 8 | 255, np.full(n_pairs, N_LINKS))
     languages = Ragged(np.zeros(n_pairs, dtype=np.int64), np.ones(n_pairs, dtype=np.int64))
-    collate = LinearMap(LinearMapSettings()).make_collate(Marks.of(encoder.tokenizer), None)
+    collate = LinearMap(LinearMapSettings()).build_collator(
+        SpecialTokens.of(encoder.tokenizer), None
+    )
     batch = collate((*sides, words, words, links, languages), torch.Generator())
     return batch.to(next(encoder.parameters()).device)
 
 
 class Contenders:
-    """The parts of the work, each ready to be done once more."""
+    """The kinds of work to be compared, each as a function without arguments."""
 
     def __init__(self, shape: str, options: argparse.Namespace, device: torch.device) -> None:
         n_languages, n_pairs, solvers = options.languages, options.pairs, options.solvers.split(",")
@@ -113,7 +114,7 @@ class Contenders:
         return self.take_step
 
     def read(self) -> LinkStates:
-        return self.objective.read(self.encoder, self.batch, self.roles)
+        return self.objective.encode_links(self.encoder, self.batch, self.roles)
 
     def add(self, solver: str) -> None:
         sums = self.sums[solver]
@@ -135,7 +136,7 @@ def wait(device: torch.device) -> None:
 
 
 def clock(work: Callable[[], Any], device: torch.device) -> float:
-    """Time some work in seconds."""
+    """Return the seconds that some work takes."""
     wait(device)
     start = time.perf_counter()
     work()
@@ -144,17 +145,17 @@ def clock(work: Callable[[], Any], device: torch.device) -> float:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Give the most memory there was in use, in GB."""
+    """Return the peak memory in GB."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def measure(shape: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Time all parts of the work at one shape."""
+    """Measure all kinds of work at one shape."""
     contenders = Contenders(shape, options, device)
     times: dict[str, list[float]] = {name: [] for name in contenders.works}
-    for number in range(options.rounds + 1):  # the first to warm up
+    for number in range(options.rounds + 1):  # the first round is a warm-up
         for name, work in contenders.works.items():
             seconds = clock(work, device)
             times[name] += [seconds] if number else []
@@ -184,7 +185,7 @@ def measure(shape: str, options: argparse.Namespace, device: torch.device) -> di
 def count_on(
     contenders: Contenders, solver: str, options: argparse.Namespace, device: torch.device
 ) -> dict[str, float]:
-    """Count many more pairs."""
+    """Add the same states many times; return the seconds and the growth of memory."""
     before, start = peak_memory(device), time.perf_counter()
     for _ in range(-(-options.total // options.pairs)):
         contenders.add(solver)
@@ -197,7 +198,7 @@ def count_on(
 
 
 def solve_one(sums: PairSums) -> torch.Tensor:
-    """Solve the maps of one language, in the host's memory."""
+    """Solve the maps of one language on the CPU."""
     if sums.gram is None:
         return solve_procrustes(sums.cross.cpu())
     return solve_least_squares(sums.gram.cpu(), sums.cross.cpu())
@@ -207,7 +208,7 @@ def tabulate(found: dict[str, Any], device: torch.device) -> Table:
     layers, hidden = SHAPES[found["shape"]][:2]
     title = f"{found['languages']} languages × {layers + 1} layers × {hidden}² on {device.type}"
     table = Table(title=f"{title}; peak {found['peak_gb']:.2f} GB")
-    for name in ("", "ms a batch", "µs a link", "ratio", "1M pairs, s", "solve, s", "sums, GB"):
+    for name in ("", "ms per batch", "µs per link", "ratio", "1M pairs, s", "solve, s", "sums, GB"):
         table.add_column(name, justify="right" if name else "left")
     forward = found["seconds"]["forward"]
     for name, seconds in found["seconds"].items():
@@ -226,15 +227,19 @@ def tabulate(found: dict[str, Any], device: torch.device) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", default="mini")
     parser.add_argument("--solvers", default="procrustes,least_squares,gradient")
     parser.add_argument("--languages", type=int, default=8)
-    parser.add_argument("--pairs", type=int, default=128, help="pairs a batch")
+    parser.add_argument("--pairs", type=int, default=128, help="pairs per batch")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--total", type=int, default=0, help="pairs to count in the end")
+    parser.add_argument("--total", type=int, default=0, help="pairs to add at the end")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and few pairs")
     options = parser.parse_args()
+    if options.tiny:
+        options.shapes, options.languages, options.pairs = "tiny", 2, 8
+        options.rounds, options.total = 1, 16
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     console, rows = Console(), []
     for shape in options.shapes.split(","):
@@ -244,7 +249,7 @@ def main() -> None:
         for solver, grown in found["growth"].items():
             print(
                 f"{solver}: {grown['pairs']:,} pairs counted in {grown['seconds']:.1f} s; "
-                f"{grown['more_memory_gb']:.3f} GB more memory at the end than at the beginning"
+                f"{grown['more_memory_gb']:.3f} GB more memory"
             )
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
