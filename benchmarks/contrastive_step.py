@@ -124,8 +124,8 @@ def read_examples(text: Path, n_pairs: int, n_batches: int) -> tuple[list[Exampl
         fixed_shape=True,
     ).training
     plain = BatchStream(stream.corpora, stream.limits, lambda sides, _: sides, SEED)
-    walk = plain.walk(StreamPosition(), lambda number: True)
-    examples = [sides for _, sides in islice(walk, 4 * n_batches) if sides is not None]
+    iterator = plain.iterate(StreamPosition(), lambda number: True)
+    examples = [sides for _, sides in islice(iterator, 4 * n_batches) if sides is not None]
     collate: Any = stream.collate
     return choose_alike(examples, n_batches), collate.shape
 

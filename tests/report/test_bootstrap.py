@@ -125,11 +125,11 @@ def test_what_lasts_is_what_all_seeds_share() -> None:
     same = ItemTable(np.repeat(steady.above, 4, 0), np.repeat(steady.below, 4, 0))
     base = ItemTable(np.repeat(draw_table(3, 1, 400).above, 4, 0), same.below)
     errors = measure_item_errors({"de": same}, {"de": base}, {"de": 1.0})
-    assert errors.lasting.se == pytest.approx(errors.resampling.se)
+    assert errors.irreducible.se == pytest.approx(errors.resampling.se)
     noise = ItemTable(generator.integers(0, 2, (4, 400)).astype(float), np.ones((4, 400)))
     other = ItemTable(generator.integers(0, 2, (4, 400)).astype(float), np.ones((4, 400)))
     errors = measure_item_errors({"de": noise}, {"de": other}, {"de": 1.0})
-    assert errors.lasting.se < 0.5 * errors.resampling.se
+    assert errors.irreducible.se < 0.5 * errors.resampling.se
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

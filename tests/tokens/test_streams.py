@@ -196,7 +196,7 @@ def test_a_position_beyond_its_block_continues_in_the_next(stream: BatchStream[B
     watched = pickle.loads(pickle.dumps(stream))
     watched.sampler = Watched()
     position, _ = next(
-        watched.walk(StreamPosition(block=2, batch=1000, count=9), lambda count: True)
+        watched.iterate(StreamPosition(block=2, batch=1000, count=9), lambda count: True)
     )
     assert position == StreamPosition(block=3, batch=1, count=10)
     assert calls == [2, 3]

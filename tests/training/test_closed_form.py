@@ -138,7 +138,7 @@ def test_every_example_is_read_exactly_once(
                 )
         assert count_examples(loaders) == expected
         numbers = [
-            place.count for place, _ in everything.walk(StreamPosition(), lambda number: True)
+            place.count for place, _ in everything.iterate(StreamPosition(), lambda number: True)
         ]
         assert numbers == list(range(1, everything.count_batches() + 1))
     n_usable = sum(len(corpus) for corpus in pair.training.corpora)

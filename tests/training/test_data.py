@@ -160,8 +160,8 @@ def test_no_objective_is_trained_on_validation_examples_of_another(open_pair: Op
 def test_validation_is_the_same_every_time(open_pair: OpenStream) -> None:
     def read(pair: StreamPair) -> list[list[int]]:
         assert pair.validation is not None
-        walk = pair.validation.walk(StreamPosition(), lambda number: True)
-        return [batch.tokens.ids.tolist() for _, batch in islice(walk, 3) if batch is not None]
+        iterator = pair.validation.iterate(StreamPosition(), lambda number: True)
+        return [batch.tokens.ids.tolist() for _, batch in islice(iterator, 3) if batch is not None]
 
     assert read(open_pair(1)) == read(open_pair(1))
     assert open_pair(1, "data.validation_examples=0").validation is None
@@ -171,8 +171,8 @@ def test_validation_is_the_same_every_time(open_pair: OpenStream) -> None:
 
 
 def read_batches(stream: BatchStream[Any], n: int) -> list[Any]:
-    walk = stream.walk(StreamPosition(), lambda number: True)
-    return [batch for _, batch in islice(walk, n)]
+    iterator = stream.iterate(StreamPosition(), lambda number: True)
+    return [batch for _, batch in islice(iterator, n)]
 
 
 @pytest.mark.parametrize("fixed_shape", [False, True])
@@ -365,7 +365,7 @@ def test_objective_with_links_reads_linked_text_only(
     assert (pair.n_examples, pair.n_too_long) == (52, 6)  # of 60; 2 more are for validation
     assert pair.validation is not None
     for stream in (pair.training, pair.validation):
-        _, batch = next(stream.walk(StreamPosition(), lambda number: True))
+        _, batch = next(stream.iterate(StreamPosition(), lambda number: True))
         assert batch is not None
         # Both words of every pair are linked, one of them by a fifth.
         weights = batch.joint.weights[batch.joint.weights > 0].tolist()
@@ -381,7 +381,7 @@ def test_other_objectives_read_linked_text_like_any_bitext(
     assert [name for name, _ in shares_of(open_linked("translation_lm"))] == ["en-de", "en-fr"]
     names = [name for name, _ in shares_of(open_linked("masked_lm"))]
     assert names == ["en", "de", "en", "fr"]
-    next(open_linked("translation_lm").training.walk(StreamPosition(), lambda number: True))
+    next(open_linked("translation_lm").training.iterate(StreamPosition(), lambda number: True))
 
 
 def test_raw_text_is_text_without_links(open_linked: OpenStream) -> None:

@@ -135,7 +135,7 @@ def test_filter_of_the_paper(tmp_path: Path) -> None:
     text = f"A headline of more than enough words here\n{LONG} Too short. {LONG}\n\nOne. Two.\n"
     kept, report = read(text, tmp_path)
     assert kept == [["this", "is", "a", "sentence", "of", "several", "words", "."]] * 2
-    assert report == CorpusReport(n_lines=4, n_sentences=2, n_lone=1, n_short=3)
+    assert report == CorpusReport(n_lines=4, n_sentences=2, n_in_short_paragraphs=1, n_short=3)
     assert len(read("One two three four five six. One two three four five.\n", tmp_path)[0]) == 1
 
 
@@ -143,7 +143,7 @@ def test_sentence_lines(tmp_path: Path) -> None:
     text = f"{LONG} {LONG}\n{LONG}\n \n{LONG}\n\n\n{LONG}\n{LONG}\n{LONG}"
     kept, report = read(text, tmp_path, sentence_lines=True)
     assert [len(words) for words in kept] == [16, 8, 8, 8, 8]
-    assert (report.n_lone, report.n_lines) == (1, 9)
+    assert (report.n_in_short_paragraphs, report.n_lines) == (1, 9)
 
 
 def test_max_sentences(tmp_path: Path) -> None:

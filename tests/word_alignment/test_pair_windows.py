@@ -52,8 +52,8 @@ def test_places_and_slots_of_a_batch(tiny_encoder: Encoder, encode: str) -> None
     assert batch.tokens.n_real == layout.count_tokens(windows).sum()
     for side, (places, slots, width) in enumerate(
         [
-            (batch.src_places, batch.src_slots, batch.src_width),
-            (batch.tgt_places, batch.tgt_slots, batch.tgt_width),
+            (batch.src_positions, batch.src_slots, batch.src_width),
+            (batch.tgt_positions, batch.tgt_slots, batch.tgt_width),
         ]
     ):
         for place, slot in zip(places.tolist(), slots.tolist(), strict=True):

@@ -84,7 +84,7 @@ class PairSums:
 
     def add(
         self,
-        place: tuple[int, ...],
+        index: tuple[int, ...],
         src: Float[Tensor, "rows hidden"],
         tgt: Float[Tensor, "rows hidden"],
         weights: Float[Tensor, "rows"] | None = None,
@@ -93,12 +93,12 @@ class PairSums:
         s, t = src.to(self.cross), tgt.to(self.cross)
         w = s.new_ones(len(s)) if weights is None else weights.to(s)
         weighted = t * w[:, None]
-        self.cross[place].addmm_(weighted.mT, s)
+        self.cross[index].addmm_(weighted.mT, s)
         if self.gram is not None:
-            self.gram[place].addmm_(weighted.mT, t)
-        self.weights[place] += w.sum()
-        self.src_squares[place] += w @ s.square().sum(dim=1)
-        self.tgt_squares[place] += w @ t.square().sum(dim=1)
+            self.gram[index].addmm_(weighted.mT, t)
+        self.weights[index] += w.sum()
+        self.src_squares[index] += w @ s.square().sum(dim=1)
+        self.tgt_squares[index] += w @ t.square().sum(dim=1)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all sums; added to those of another process they cover the pairs of both."""
@@ -111,14 +111,14 @@ class PairSums:
         for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
             mine += theirs.to(mine.device)
 
-    def select(self, place: int) -> PairSums:
+    def select(self, index: int) -> PairSums:
         """Return a view of the sums at one index of the stack's first dimension."""
         return PairSums(
-            self.weights[place],
-            self.src_squares[place],
-            self.tgt_squares[place],
-            self.cross[place],
-            None if self.gram is None else self.gram[place],
+            self.weights[index],
+            self.src_squares[index],
+            self.tgt_squares[index],
+            self.cross[index],
+            None if self.gram is None else self.gram[index],
         )
 
     def residuals(
@@ -157,8 +157,7 @@ def solve_procrustes(
     maps: Tensor = u @ v
     tiny = strengths[..., :1] * cross.shape[-1] * torch.finfo(cross.dtype).eps
     ranks = (strengths > tiny).sum(dim=-1)
-    for place in (ranks < cross.shape[-1]).nonzero().tolist():
-        index = tuple(place)
+    for index in map(tuple, (ranks < cross.shape[-1]).nonzero().tolist()):
         maps[index] = _complete(u[index], v[index], int(ranks[index]))
     return maps
 

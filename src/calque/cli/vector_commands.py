@@ -204,7 +204,7 @@ def _describe_extraction(result: ExtractResult) -> list[str]:
         notes.append(f"{result.n_unlearned:,} words never used, so that their vectors are random")
     notes.append(f"{corpus.n_sentences:,} sentences of {corpus.n_lines:,} lines")
     counts = [
-        (corpus.n_lone, "sentences of short paragraphs dropped"),
+        (corpus.n_in_short_paragraphs, "sentences of short paragraphs dropped"),
         (corpus.n_short, "short sentences dropped"),
         (result.n_skipped, "invalid lines skipped"),
         (result.n_empty, "sentences without a word that fits dropped"),

@@ -52,7 +52,7 @@ def read_questions(path: PathLike) -> list[Question]:
 
 
 class _Node:
-    """A part of the JSON document that knows its location, for error messages."""
+    """A part of the JSON document and its location, for error messages."""
 
     def __init__(self, value: Any, location: str, path: PathLike) -> None:
         self.value, self.location, self.path = value, location, path

@@ -1,8 +1,8 @@
 """DeBERTa layers on packed sequences. Their attention depends on distances between tokens.
 
-Hugging Face's modules do the computation. This module puts sequences that lie end to end into a
-table of rows for them, and computes the distances where positions restart inside a sequence, as
-they do in sentence pairs.
+Hugging Face's modules do the computation. This module puts packed sequences into a table of rows
+for them, and computes the distances where positions restart inside a sequence, as they do in
+sentence pairs.
 """
 
 from __future__ import annotations

@@ -39,12 +39,12 @@ class ItemErrors:
 
     `resampling` belongs to the confidence interval: the error of drawing other items. `testing`
     belongs to the test that there is no difference; for accuracies in one language it is that of
-    McNemar's test. `lasting` is the part of `resampling` that more seeds would not reduce.
+    McNemar's test. `irreducible` is the part of `resampling` that more seeds would not reduce.
     """
 
     resampling: StandardError
     testing: StandardError
-    lasting: StandardError
+    irreducible: StandardError
 
 
 def item_contributions(table: ItemTable, origin: Array | float) -> Array:
@@ -69,7 +69,7 @@ def measure_item_errors(
     by_size: dict[int, list[str]] = defaultdict(list)
     for language in weights:
         by_size[model[language].n_items].append(language)
-    resampling, lasting, contributions = [], [], []
+    resampling, irreducible, contributions = [], [], []
     for n_items, languages in by_size.items():
         sides = [
             np.sum([weights[n] * item_contributions(side[n], side[n].scores) for n in languages], 0)
@@ -79,14 +79,14 @@ def measure_item_errors(
         total = float((difference**2).sum())
         by_seed = sum(float(s.var(0, ddof=1).sum()) / len(s) for s in sides if len(s) > 1)
         resampling.append(_to_error(total, n_items))
-        lasting.append(_to_error(max(0.0, total - by_seed), n_items))
+        irreducible.append(_to_error(max(0.0, total - by_seed), n_items))
         contributions.append(difference)
     mean_difference = sum(
         weight * (model[name].scores.mean() - baseline[name].scores.mean())
         for name, weight in weights.items()
     )
     testing = _null_error(np.concatenate(contributions), float(mean_difference))
-    return ItemErrors(add_errors(*resampling), testing, add_errors(*lasting))
+    return ItemErrors(add_errors(*resampling), testing, add_errors(*irreducible))
 
 
 def resample_scores(

@@ -25,9 +25,9 @@ from calque.report.difference import (
 from calque.report.results import (
     Results,
     Row,
+    clear_item_cache,
     failure_notes,
     file_notes,
-    forget_items,
     mixture_notes,
 )
 from calque.report.statistics import Correction
@@ -167,7 +167,7 @@ def _compare_task(
         fix = "compare results of one metric"
         raise InputError(f"{task} was measured with several metrics: {shown}", fix=fix)
     made = {name: pair_models(task, by_model[name], by_model[baseline]) for name in there}
-    forget_items()
+    clear_item_cache()
     pairs = {name: pair for name, pair in made.items() if pair is not None}
     if not pairs:
         return None

@@ -122,7 +122,7 @@ def read_items(row: Row) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float6
     return above, below
 
 
-def forget_items() -> None:
+def clear_item_cache() -> None:
     """Free the memory of the item files that were read."""
     _load_arrays.cache_clear()
 

@@ -55,7 +55,7 @@ class ResultTable:
     """A table of text cells; the first `n_words` columns are words, the others numbers.
 
     The rows of `below` (means and gaps) follow after a line. If space is short, the columns of
-    `spare` are dropped first.
+    `droppable` are dropped first.
     """
 
     title: str
@@ -64,7 +64,7 @@ class ResultTable:
     below: Sequence[Sequence[str]] = ()
     n_words: int = 1
     caption: str = ""
-    spare: Sequence[str] = ()
+    droppable: Sequence[str] = ()
 
 
 def verdict_table(comparison: Comparison) -> ResultTable:
@@ -87,7 +87,7 @@ def verdict_table(comparison: Comparison) -> ResultTable:
         rows,
         n_words=2,
         caption=describe_method(comparison),
-        spare=("1 sd rule", names[comparison.baseline], "score"),
+        droppable=("1 sd rule", names[comparison.baseline], "score"),
     )
 
 
@@ -209,8 +209,8 @@ def without_column(table: ResultTable, head: str) -> ResultTable:
         return [cell for number, cell in enumerate(row) if number != place]
 
     rows, below = [cut(row) for row in table.rows], [cut(row) for row in table.below]
-    spare = [name for name in table.spare if name != head]
-    return replace(table, headers=cut(table.headers), rows=rows, below=below, spare=spare)
+    droppable = [name for name in table.droppable if name != head]
+    return replace(table, headers=cut(table.headers), rows=rows, below=below, droppable=droppable)
 
 
 def to_markdown(comparison: Comparison) -> str:

@@ -152,8 +152,12 @@ def _needed(c: Difference, *, alpha: float, correction: Correction) -> str:
         if c.seeds_needed <= c.n_seeds:  # the power is sufficient, but the test did not reject
             return "a few more seeds would decide"
         return f"{c.seeds_needed} seeds would be needed to detect it"
-    lasting = None if c.item_errors is None else c.item_errors.lasting
-    if lasting and lasting.se > 0 and power_of_test(c.difference, lasting, level) < POWER:
+    irreducible = None if c.item_errors is None else c.item_errors.irreducible
+    if (
+        irreducible
+        and irreducible.se > 0
+        and power_of_test(c.difference, irreducible, level) < POWER
+    ):
         return f"no number of seeds would detect it on these items: {_items_needed(c, level)}"
     return f"more than {MAX_SEEDS:,} seeds would be needed to detect it"
 
@@ -162,9 +166,9 @@ def _item_error_by_seeds(c: Difference) -> Callable[[int], StandardError] | None
     """Return the error over items as a function of the number of seeds, which reduce part of it."""
     if c.item_errors is None:
         return None
-    whole, lasting = c.item_errors.resampling, c.item_errors.lasting
-    passing = max(0.0, whole.se**2 - lasting.se**2) * c.n_seeds
-    return lambda n: StandardError(math.sqrt(lasting.se**2 + passing / n), whole.df)
+    whole, irreducible = c.item_errors.resampling, c.item_errors.irreducible
+    reducible = max(0.0, whole.se**2 - irreducible.se**2) * c.n_seeds
+    return lambda n: StandardError(math.sqrt(irreducible.se**2 + reducible / n), whole.df)
 
 
 def _items_needed(c: Difference, level: float) -> str:
@@ -172,7 +176,7 @@ def _items_needed(c: Difference, level: float) -> str:
     nothing = "the difference is close to zero"
     if c.item_errors is None or abs(c.difference) < MIN_DIFFERENCE:
         return nothing
-    error = c.item_errors.resampling if c.deviation is None else c.item_errors.lasting
+    error = c.item_errors.resampling if c.deviation is None else c.item_errors.irreducible
     factor = 1.0
     while power_of_test(c.difference, _with_more_items(error, factor), level) < POWER:
         factor *= 1.02

@@ -175,16 +175,16 @@ def _pack_rows(ragged: Ragged, positions: IntArray, shape: BatchShape, pad_id: i
     first_of_row = np.concatenate([[0], np.cumsum(used)])[rows[order]]
     starts = rows[order] * shape.row + (ends - lengths) - first_of_row
     ids = np.full(n_rows * shape.row, pad_id, dtype=np.int64)
-    places = np.zeros(len(ids), dtype=np.int64)
+    packed_positions = np.zeros(len(ids), dtype=np.int64)
     targets = ranges(starts, lengths)
     ids[targets] = reorder(ragged, order).ids
-    places[targets] = reorder(Ragged(positions, ragged.lengths), order).ids
+    packed_positions[targets] = reorder(Ragged(positions, ragged.lengths), order).ids
     padding = (np.arange(n_rows) * shape.row + used)[used < shape.row]
     bounds = np.sort(np.concatenate([starts, padding]))
     capacity = max(shape.sequences, len(starts)) + n_rows
     offsets = np.full(capacity + 1, len(ids), dtype=np.int64)
     offsets[: len(bounds)] = bounds
-    return _to_batch(ids, places, offsets, shape.row, len(ragged.ids), shape.row)
+    return _to_batch(ids, packed_positions, offsets, shape.row, len(ragged.ids), shape.row)
 
 
 def _to_batch(
@@ -245,9 +245,9 @@ def hash_sequences(ids: IntArray, lengths: IntArray) -> IntArray:
     (True, False)
     """
     starts = np.cumsum(lengths) - lengths
-    places = np.arange(len(ids)) - np.repeat(starts, lengths)
+    indices = np.arange(len(ids)) - np.repeat(starts, lengths)
     with np.errstate(over="ignore"):
         powers = np.cumprod(np.full(int(lengths.max(initial=1)), HASH_BASE))
-        mixed = (ids.astype(np.uint64) + np.uint64(1)) * powers[places]
+        mixed = (ids.astype(np.uint64) + np.uint64(1)) * powers[indices]
         sums = np.add.reduceat(mixed, starts) if len(lengths) else mixed
         return sums.view(np.int64)

@@ -96,7 +96,7 @@ class BatchStream(Generic[BatchT]):
         sizes, shares = [len(corpus) for corpus in corpora], [corpus.share for corpus in corpora]
         self.sampler = BlockSampler(sizes, shares, block_size or BLOCK_SIZE, seed)
 
-    def walk(
+    def iterate(
         self, position: StreamPosition, wanted: Callable[[int], bool]
     ) -> Iterator[tuple[StreamPosition, BatchT | None]]:
         """Iterate over all batches from a position on, building only those that are wanted.
@@ -191,7 +191,9 @@ class _Shard(IterableDataset[tuple[StreamPosition, Any]]):
         n_workers, worker_id = (worker.num_workers, worker.id) if worker else (1, 0)
         start, stride = self.position.count, self.n_ranks * n_workers
         remainder = (start + self.rank + worker_id * self.n_ranks) % stride
-        for position, batch in self.stream.walk(self.position, lambda k: k % stride == remainder):
+        for position, batch in self.stream.iterate(
+            self.position, lambda k: k % stride == remainder
+        ):
             if batch is not None:
                 yield position, batch
 

@@ -140,7 +140,7 @@ def read_best(run: Path) -> tuple[int, float] | None:
         ) from error
 
 
-def forget_lost_best(run: Path) -> None:
+def clear_missing_best(run: Path) -> None:
     """Delete the mark of a best checkpoint that no longer exists: no other could replace it."""
     best = read_best(run)
     if best is not None and best[0] not in map(step_of, list_checkpoints(run)):

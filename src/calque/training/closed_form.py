@@ -123,14 +123,14 @@ class MapFit:
     def _add_all(self, everything: OnePass[Any], telemetry: Telemetry) -> int:
         """Add this process's share of the examples to its sums; return the number of batches."""
         n_tokens, last, n_processes = 0, StreamPosition(), self.accelerator.num_processes
-        for number, (place, batch) in enumerate(self._load(everything, n_processes), start=1):
-            n_tokens, last = n_tokens + batch.tokens.n_real, place
+        for number, (position, batch) in enumerate(self._load(everything, n_processes), start=1):
+            n_tokens, last = n_tokens + batch.tokens.n_real, position
             self._add(self._read(batch))
-            telemetry.advance(place.count)
+            telemetry.advance(position.count)
             if number % self.recipe.telemetry.every == 0:
                 # An estimate for all processes, which share the batches evenly.
                 links = n_processes * float(self.sums.weights[:, 0].sum())
-                telemetry.log_step(place.count, {"links": links}, n_processes * n_tokens)
+                telemetry.log_step(position.count, {"links": links}, n_processes * n_tokens)
                 n_tokens = 0
         return last.count
 
@@ -259,16 +259,16 @@ class OnePass(BatchStream[BatchT]):
         vars(self).update(vars(stream))
         self.sampler = _InOrder([len(corpus) for corpus in stream.corpora])
 
-    def walk(
-        self, place: StreamPosition, wanted: Callable[[int], bool]
+    def iterate(
+        self, position: StreamPosition, wanted: Callable[[int], bool]
     ) -> Iterator[tuple[StreamPosition, BatchT | None]]:
         """Yield all batches from a position to the last one."""
         with suppress(_NoMoreBlocks):
-            yield from super().walk(place, wanted)
+            yield from super().iterate(position, wanted)
 
     def count_batches(self) -> int:
         """Count the batches without building them."""
-        return sum(1 for _ in self.walk(StreamPosition(), lambda number: False))
+        return sum(1 for _ in self.iterate(StreamPosition(), lambda number: False))
 
 
 class _InOrder(BlockSampler):

@@ -148,9 +148,9 @@ class Run:
         """
         streams = [pair.validation for pair in self.streams]
         start = StreamPosition()
-        walks = [stream and stream.walk(start, lambda number: True) for stream in streams]
-        n_batches = self.recipe.checkpoints.validation_batches if any(walks) else 0
-        return [[walk and next(walk)[1] for walk in walks] for _ in range(n_batches)]
+        iterators = [stream and stream.iterate(start, lambda number: True) for stream in streams]
+        n_batches = self.recipe.checkpoints.validation_batches if any(iterators) else 0
+        return [[each and next(each)[1] for each in iterators] for _ in range(n_batches)]
 
     def compile_step(self) -> None:
         """Compile the objectives if `is_compiled`; the first steps then take about a minute."""
@@ -197,7 +197,7 @@ class Run:
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             self.folder.mkdir(parents=True, exist_ok=True)
-            checkpoints.forget_lost_best(self.folder)
+            checkpoints.clear_missing_best(self.folder)
             with write_atomically(self.folder / "recipe.yaml") as stream:
                 stream.write(self.recipe.to_yaml())
 
@@ -355,6 +355,6 @@ def _read_examples(stream: BatchStream[Any]) -> Iterator[tuple[Ragged, ...]]:
         stream.corpora, stream.limits, lambda sides, generator: sides, stream.seed
     )
     uncollated.numbers = stream.numbers  # for objectives that need the languages' numbers
-    for _, sides in uncollated.walk(StreamPosition(), lambda number: True):
+    for _, sides in uncollated.iterate(StreamPosition(), lambda number: True):
         assert sides is not None  # every batch is wanted
         yield sides

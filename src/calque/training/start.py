@@ -279,8 +279,12 @@ def _trains_all_weights(recipe: Recipe) -> bool:
     kinds = [OBJECTIVES[settings.kind] for settings in recipe.objectives]
     generates = any(issubclass(kind, Seq2SeqObjective) for kind in kinds)
     has_untrained_decoder = recipe.model.decoder is not None and not generates
-    is_thawed = recipe.freeze_steps is not None
-    return any(map(uses_all, recipe.objectives)) and not is_thawed and not has_untrained_decoder
+    is_unfrozen_later = recipe.freeze_steps is not None
+    return (
+        any(map(uses_all, recipe.objectives))
+        and not is_unfrozen_later
+        and not has_untrained_decoder
+    )
 
 
 def _plan_sharding(encoder: Encoder, precision: str) -> FullyShardedDataParallelPlugin:

@@ -60,13 +60,13 @@ class CorpusFilter:
 class CorpusReport:
     """What was read, and what the filter left out.
 
-    `n_lone` sentences are of short paragraphs, `n_short` have too few words. `is_full` is True if
-    the rest of the text was not read, since there were enough sentences.
+    `n_short` sentences have too few words. `is_full` is True if the rest of the text was not read,
+    since there were enough sentences.
     """
 
     n_lines: int = 0
     n_sentences: int = 0
-    n_lone: int = 0
+    n_in_short_paragraphs: int = 0
     n_short: int = 0
     is_full: bool = False
 
@@ -118,7 +118,7 @@ class CorpusReader:
                 # No more are read ahead: a paragraph may be a whole file.
                 first = list(islice(paragraph, self.filter.min_sentences))
                 if len(first) < self.filter.min_sentences:
-                    report.n_lone += len(first)
+                    report.n_in_short_paragraphs += len(first)
                 else:
                     yield from chain(first, paragraph)
 

@@ -169,7 +169,7 @@ def map_vectors(
         check_skip_list(skip_list, [*paths.values(), *read])
     with ExitStack() as stack:
         skipped = open_skip_list(skip_list, stack)
-        train, judges = (
+        train, dev_dictionaries = (
             load_dictionaries(pattern, center, list(paths), option, skipped)
             for pattern, option in ((dictionary, "--dictionary"), (dev, "--dev"))
         )
@@ -184,7 +184,9 @@ def map_vectors(
             if progress is not None:
                 progress(f"mapping {language}: {method}", state.number if state else 0, None)
 
-        mapped = map_spaces(spaces, center, settings, train=train, dev=judges, on_round=on_round)
+        mapped = map_spaces(
+            spaces, center, settings, train=train, dev=dev_dictionaries, on_round=on_round
+        )
         n_spaced = write_mapped(mapped, spaces, output, settings, binary=binary, progress=progress)
     n_skipped = 0 if skipped is None else skipped.n_lines
     return MapResult(output, center, settings.space, mapped.reports, n_spaced, n_skipped)

@@ -256,7 +256,7 @@ class WordTable:
         n_targets: Sequence[int],
         learning_rate: float,
     ) -> Float[Tensor, ""]:
-        """Move targets, the first column of `words`, towards their contexts, and negatives away.
+        """Move targets, the first column of `words`, toward their contexts, and negatives away.
 
         `n_targets` is the number of targets of each step, never 0. Return the sum of the losses.
         """

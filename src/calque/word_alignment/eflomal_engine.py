@@ -49,7 +49,7 @@ CHUNK_PAIRS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class EflomalCounts:
-    """What a trained eflomal knows besides the lexicon: jumps and fertilities of both directions.
+    """What eflomal learned besides the lexicon: jumps and fertilities of both directions.
 
     Entry k of the jumps counts how often the next link was k − 1,024 words further. Column k of the
     fertilities counts how often a word had k links.

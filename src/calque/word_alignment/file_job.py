@@ -1,6 +1,6 @@
 """Word links of a whole file: read once, aligned block by block, written in the order of its lines.
 
-Memory does not grow with the file. An output file is written aside and renamed when it is
+Memory does not grow with the file. The output is a temporary file that is renamed when it is
 complete; an interrupted run can be resumed and gives the same bytes.
 """
 
@@ -166,7 +166,7 @@ def align_file(
         resume: Continue an interrupted run with the same output.
         batch_tokens: Tokens per batch. Default: chosen for the device.
         device: "auto", "cpu", "cuda", "cuda:1", ...
-        progress: Called with stage, pairs done and pairs in total while the work goes on.
+        progress: Called with stage, pairs done and pairs in total during the work.
     """
     check_choice("--format", format, get_args(LinkFormat))
     check_choice("--input-format", input_format, INPUT_FORMATS)

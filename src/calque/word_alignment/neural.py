@@ -234,10 +234,10 @@ def compare_words(
     subwords do not exist here.
     """
     src, has_src = _pool(
-        states[batch.src_places], batch.src_slots, batch.n_windows, batch.src_width, maps[0]
+        states[batch.src_positions], batch.src_slots, batch.n_windows, batch.src_width, maps[0]
     )
     tgt, has_tgt = _pool(
-        states[batch.tgt_places], batch.tgt_slots, batch.n_windows, batch.tgt_width, maps[1]
+        states[batch.tgt_positions], batch.tgt_slots, batch.n_windows, batch.tgt_width, maps[1]
     )
     return src @ tgt.mT, has_src[:, :, None] & has_tgt[:, None, :]
 

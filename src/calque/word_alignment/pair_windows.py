@@ -125,7 +125,7 @@ class WindowSide:
         return Ragged(ids, n_ids), np.repeat(slots, n_pieces)
 
     def owns(self, windows: IntArray, words: IntArray) -> npt.NDArray[np.bool_]:
-        """Return whether each of these windows is responsible for the word beside it."""
+        """Return whether each of these windows is responsible for the word at the same index."""
         owned: npt.NDArray[np.bool_] = (self.own_first[windows] <= words) & (
             words < self.own_stop[windows]
         )
@@ -183,13 +183,13 @@ def split_pairs(
 class PairBatch:
     """Some windows as packed sequences.
 
-    Subword k of a side is token `places[k]` and belongs to the word with slot `slots[k]`; word k of
-    window n has slot n · width + k.
+    Subword k of a side is token `positions[k]` and belongs to the word with slot `slots[k]`; word k
+    of window n has slot n · width + k.
     """
 
     tokens: TokenBatch
-    src_places: Int[Tensor, "src_pieces"]
-    tgt_places: Int[Tensor, "tgt_pieces"]
+    src_positions: Int[Tensor, "src_pieces"]
+    tgt_positions: Int[Tensor, "tgt_pieces"]
     src_slots: Int[Tensor, "src_pieces"]
     tgt_slots: Int[Tensor, "tgt_pieces"]
     n_windows: int
@@ -203,8 +203,8 @@ class PairBatch:
         return replace(
             self,
             tokens=self.tokens.to(device),
-            src_places=self.src_places.to(device, non_blocking=True),
-            tgt_places=self.tgt_places.to(device, non_blocking=True),
+            src_positions=self.src_positions.to(device, non_blocking=True),
+            tgt_positions=self.tgt_positions.to(device, non_blocking=True),
             src_slots=self.src_slots.to(device, non_blocking=True),
             tgt_slots=self.tgt_slots.to(device, non_blocking=True),
         )
@@ -290,8 +290,8 @@ def _split_pair(
     src_size, tgt_size = (share - limits.word for share in limits.divide(n_src, n_tgt))
     # The middle of a window is at most half of it.
     n_windows = max(-(-2 * n_src // src_size), -(-2 * n_tgt // tgt_size))
-    src_ranges, src_own = _place_windows(src_starts, n_windows, src_size)
-    tgt_ranges, tgt_own = _place_windows(tgt_starts, n_windows, tgt_size)
+    src_ranges, src_own = _choose_windows(src_starts, n_windows, src_size)
+    tgt_ranges, tgt_own = _choose_windows(tgt_starts, n_windows, tgt_size)
     if len(src_starts) >= len(tgt_starts):  # on the other side, all words of the window count
         tgt_own = tgt_ranges
     else:
@@ -309,7 +309,7 @@ def _word_starts(text: EncodedWords, number: int) -> IntArray:
     return starts
 
 
-def _place_windows(starts: IntArray, n_windows: int, size: int) -> tuple[IntArray, IntArray]:
+def _choose_windows(starts: IntArray, n_windows: int, size: int) -> tuple[IntArray, IntArray]:
     """Return the first and last word of evenly placed windows, and of their middles."""
     cuts = np.linspace(0, int(starts[-1]), n_windows + 1)
     margin = (size - np.diff(cuts)) / 2

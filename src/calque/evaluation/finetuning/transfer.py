@@ -348,8 +348,12 @@ class TranslatedPairs(Generic[T]):
                     learns = other is not None and source in run.sources and id(other) not in held
                     pairs.append(TranslatedExample(pair.example, other, learns))
         if source in run.sources:
-            met = {id(pair.other) for pair in pairs if pair.learns_other}
-            rest = [e for e in self.corpus.training_examples(source, leave_out) if id(e) not in met]
+            already_paired = {id(pair.other) for pair in pairs if pair.learns_other}
+            rest = [
+                e
+                for e in self.corpus.training_examples(source, leave_out)
+                if id(e) not in already_paired
+            ]
             pairs = self.pair(source, rest, "train") + pairs
         if all(pair.other is None for pair in pairs):
             raise InputError(

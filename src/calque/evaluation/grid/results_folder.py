@@ -37,15 +37,15 @@ class ResultsFolder:
         lock_file(self._lock, folder)
         for place in (folder, folder / ITEMS):
             remove_partial_files(place)
-        self.runs, is_torn = _read_runs(self.path)
+        self.runs, is_truncated = _read_runs(self.path)
         self._lines = {key: _to_lines(records) for key, records in self.runs.items()}
-        if is_torn and self.runs:
+        if is_truncated and self.runs:
             # The line may belong to the last run, which is then incomplete.
             key = next(reversed(self.runs))
             del self.runs[key], self._lines[key]
-        if is_torn:
+        if is_truncated:
             self.repairs.append("the last line was incomplete: its run is repeated")
-        if is_torn or not self.path.exists():
+        if is_truncated or not self.path.exists():
             self._write()
 
     @property
