@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tiny_data import SAMPLES, save_encoder
 from transformers.utils import logging as transformers_logging
 
 from calque.evaluation.finetuning.finetune import fine_tune
@@ -41,7 +42,6 @@ from calque.models.heads import NO_LABEL
 
 TASKS = ("pos", "ner", "xnli")
 LEARNING_RATE = 2e-4  # of the encoder
-SAMPLES = Path(__file__).parents[1] / "tests" / "data"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def main() -> None:
     options = parse_options()
     if options.tiny:
         with tempfile.TemporaryDirectory() as folder:
-            options.data, options.model = SAMPLES, save_tiny_encoder(Path(folder) / "model")
+            options.data, options.model = SAMPLES, str(save_encoder(Path(folder) / "model"))
             options.examples, options.warm_up, options.batch_tokens = 8, 4, 128
             measure_tasks(options)
     elif options.data is None:
@@ -109,28 +109,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("-o", "--out", type=Path, help="write the results as JSON")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and 8 examples")
     return parser.parse_args()
-
-
-def save_tiny_encoder(folder: Path) -> str:
-    """Save a random encoder of 2 × 32 with the tokenizer of calque-mini."""
-    from transformers import XLMRobertaConfig
-
-    from calque.models.loading import build_model, find_model
-    from calque.tokens.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(find_model("calque-mini"))
-    config = XLMRobertaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=130,
-        type_vocab_size=1,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    Encoder(build_model(config), tokenizer).save(folder)
-    return str(folder)
 
 
 def read_job(task: str, options: argparse.Namespace) -> Job:
