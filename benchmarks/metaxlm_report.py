@@ -1,4 +1,9 @@
-"""Tables and pictures of what benchmarks/metaxlm.py has found; it is called from there."""
+"""Tables and plots of the results of benchmarks/metaxlm.py, which calls this module.
+
+    python benchmarks/metaxlm_report.py --tiny
+
+`--tiny` runs `benchmarks/metaxlm.py --tiny`, which ends with this report.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ TITLES = {
     "kd": "XLM + KD",
 }
 BASE = "xlm"
-# What the paper finds: the first above the second.
+# Findings of the paper: the first method is better than the second.
 CLAIMS = (
     ("Table 1", "metaxlm", "xlm"),
     ("Table 1", "dict", "metaxlm"),
@@ -44,7 +49,7 @@ MEASURES = {
     TATOEBA: "Tatoeba",
     AER: "AER",
 }
-# Whether more is better.
+# 1 if higher is better.
 SIGNS = {LOSS: -1, POS: 1, NER: 1, TATOEBA: 1, AER: -1}
 EARLY, LATE = 20, 60  # percent of the steps
 
@@ -53,7 +58,7 @@ EARLY, LATE = 20, 60  # percent of the steps
 
 
 def unpack_results(out: Path) -> None:
-    """Take results out of a bundle that another machine has left, where they are not there yet."""
+    """Write the results in the bundle of another machine as files, unless they exist."""
     bundle = out / "study.json"
     if bundle.exists():
         for name, result in json.loads(bundle.read_text())["cells"].items():
@@ -63,7 +68,7 @@ def unpack_results(out: Path) -> None:
 
 
 def bundle_results(out: Path) -> dict[str, dict[str, Any]]:
-    """Put what runs have left into one file, and give it by their names."""
+    """Write all results into one file, and return them by name."""
     (out / "cells").mkdir(parents=True, exist_ok=True)
     unpack_results(out)
     paths = sorted((out / "cells").glob("*.json"))
@@ -73,7 +78,7 @@ def bundle_results(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_results(out: Path) -> Results:
-    """Read what runs have left, by start and method in the order of their declaration."""
+    """Return the results by start and method, in the order of declaration."""
     cells = bundle_results(out)
     found: Results = {}
     for start in (OWN, MINILM):
@@ -85,7 +90,7 @@ def read_results(out: Path) -> Results:
 
 
 def collect(runs: Iterable[dict[str, Any]], measure: str, language: str | None = None) -> Values:
-    """Give runs × layers: of a language, or the mean of those that are not English."""
+    """Return scores of runs × layers, of one language or the mean of all but English."""
     tables = [run["scores"][measure] for run in runs]
     if language is not None:
         return np.array([table[language] for table in tables])
@@ -95,25 +100,28 @@ def collect(runs: Iterable[dict[str, Any]], measure: str, language: str | None =
 
 
 def find_loss(run: dict[str, Any], percent: int) -> float:
-    """Give the loss on text kept aside after a share of the steps, or the next one measured."""
+    """Return the first validation loss after a share of the steps."""
     due = run["steps"] * percent / 100
     return float(next(loss for step, loss in run["curves"][LOSS] if step >= due))
 
 
 def find_best(values: Values, measure: str) -> int:
-    """Give the layer that is best on average."""
+    """Return the layer with the best mean."""
     return int((SIGNS[measure] * values.mean(axis=0)).argmax())
 
 
 def at_best(runs: Sequence[dict[str, Any]], measure: str) -> tuple[Values, int]:
-    """Give the scores of runs at their method's best layer, and which that is."""
+    """Return the scores of runs at their best layer, and this layer."""
     values = collect(runs, measure)
     layer = find_best(values, measure)
     return values[:, layer], layer
 
 
 def show(values: Values, before: Values | None, measure: str, digits: int = 1) -> str:
-    """Write mean ± deviation, the difference from before, and whether it exceeds the deviation."""
+    """Return mean ± standard deviation, and the difference from other values.
+
+    An arrow marks differences that exceed the larger standard deviation.
+    """
     mean = values.mean()
     spread = values.std(ddof=1) if len(values) > 1 else None
     shown = f"{mean:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
@@ -132,15 +140,15 @@ def show(values: Values, before: Values | None, measure: str, digits: int = 1) -
 
 
 def write_report(out: Path, path: Path | None = None) -> None:
-    """Write tables and pictures of all results that there are, by default into OUT/study.md."""
+    """Write tables and plots of all results, by default to OUT/study.md."""
     results = read_results(out)
     path = path or out / "study.md"
     parts = ["# MetaXLM in small", describe_runs(results)]
     for start, methods in results.items():
         parts += [f"## From {start}", describe_start(out, start, methods)]
         parts += [tabulate_summary(methods), compare_losses(methods)]
-        parts += [f"![]({picture.name})" for picture in draw_pictures(start, methods, path)]
-        parts += [f"### The paper's order, {start}", tabulate_claims(methods)]
+        parts += [f"![]({plot.name})" for plot in draw_plots(start, methods, path)]
+        parts += [f"### Order of the paper, {start}", tabulate_claims(methods)]
         for measure, title in MEASURES.items():
             parts += [f"### {title} by layer, {start}", tabulate_layers(methods, measure)]
         for measure in (POS, NER):
@@ -153,7 +161,7 @@ def write_report(out: Path, path: Path | None = None) -> None:
 
 
 def describe_runs(results: Results) -> str:
-    """Say what was run, and how to read the tables."""
+    """Describe the runs, and how to read the tables."""
     runs = [run for methods in results.values() for mine in methods.values() for run in mine]
     if not runs:
         return "No results yet."
@@ -162,15 +170,15 @@ def describe_runs(results: Results) -> str:
     sizes = ", ".join(f"{n:,}" for n in sorted({run["batch_tokens"] for run in runs}))
     rates = ", ".join(f"{rate:g}" for rate in sorted({run["rate"] for run in runs}))
     names = {measure: ", ".join(runs[0]["scores"][measure]) for measure in (TATOEBA, AER, POS, NER)}
-    return f"""{len(runs)} runs of {steps} steps of {sizes} tokens, highest learning rate {rates},
-on {devices}. Means ± standard deviations over seeds (ddof 1); in brackets the difference from XLM;
-↑ better and ↓ worse by more than one standard deviation of either. Best layers are the best of
-these tests, by the mean over the seeds. POS: {names[POS]}. NER: {names[NER]}.
+    return f"""{len(runs)} runs of {steps} steps of {sizes} tokens, maximum learning rate {rates},
+on {devices}. Means ± standard deviations over seeds (ddof 1); in parentheses the difference from
+XLM; ↑ better and ↓ worse by more than the larger standard deviation. Best layers are chosen on
+these tests by the mean over seeds. POS: {names[POS]}. NER: {names[NER]}.
 Tatoeba: {names[TATOEBA]}. AER: {names[AER]}."""
 
 
 def describe_start(out: Path, start: str, methods: Methods) -> str:
-    """Say how well the English model learnt, and how much of the vocabulary starts matched."""
+    """Describe the English model, and how much of the vocabulary was matched."""
     lines = []
     path = out / "cells" / f"{OWN}-{MONO}-1.json"
     if start == OWN and path.exists():
@@ -217,7 +225,7 @@ def tabulate_summary(methods: Methods) -> str:
 def show_probe(
     runs: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]] | None, measure: str
 ) -> list[str]:
-    """Write English, the others and the gap, all at the layer that is best for the others."""
+    """Return English, other languages and the gap at the layer that is best for the others."""
     sides = []
     for side in (runs, base):
         if side:
@@ -231,7 +239,7 @@ def show_probe(
 
 
 def compare_losses(methods: Methods) -> str:
-    """Compare what grown models reach early with what XLM reaches late."""
+    """Compare early losses of grown models with the late loss of XLM."""
     if BASE not in methods:
         return ""
     late = np.mean([find_loss(run, LATE) for run in methods[BASE]])
@@ -244,7 +252,7 @@ def compare_losses(methods: Methods) -> str:
 
 
 def tabulate_claims(methods: Methods) -> str:
-    """Say where the paper's order holds: by paired seeds, beyond one standard deviation."""
+    """Tabulate where the order of the paper holds, by paired seeds."""
     rows = []
     for table, better, worse in CLAIMS:
         if not {better, worse} <= methods.keys():
@@ -260,12 +268,12 @@ def tabulate_claims(methods: Methods) -> str:
 
 
 def scores_by_seed(runs: Sequence[dict[str, Any]], measure: str) -> dict[int, float]:
-    """Give the scores at a method's best layer, by seed."""
+    """Return the scores at the best layer of a method, by seed."""
     return dict(zip((run["seed"] for run in runs), at_best(runs, measure)[0], strict=True))
 
 
 def judge(gain: Values) -> str:
-    """Tell a gain from none: by the mean over seeds, beyond one standard deviation."""
+    """Return the mean gain, and whether it exceeds one standard deviation."""
     if not len(gain):
         return "–"
     spread = gain.std(ddof=1) if len(gain) > 1 else np.inf
@@ -286,7 +294,7 @@ def tabulate_layers(methods: Methods, measure: str) -> str:
 
 
 def tabulate_languages(methods: Methods, measure: str) -> str:
-    """Compare methods language by language, each at the layer that is its best."""
+    """Compare methods language by language, each at its best layer."""
     languages = list(next(iter(methods.values()))[0]["scores"][measure])
     rows = []
     for method, runs in methods.items():
@@ -297,13 +305,13 @@ def tabulate_languages(methods: Methods, measure: str) -> str:
 
 
 def average_transfer(runs: Sequence[dict[str, Any]]) -> list[tuple[int, float, float]]:
-    """Average the curves of several seeds over the steps that all have."""
+    """Return the mean curve of several seeds."""
     curves = np.array([run["curves"]["transfer"] for run in runs])
     return [(int(step), float(own), float(other)) for step, own, other in curves.mean(axis=0)]
 
 
 def tabulate_transfer(methods: Methods) -> str:
-    """Write English, others and gap at every step probed."""
+    """Tabulate English, other languages and the gap by step."""
     curves = {method: average_transfer(runs) for method, runs in methods.items()}
     steps = [step for step, _, _ in next(iter(curves.values()))]
     rows = [
@@ -317,13 +325,13 @@ def tabulate_transfer(methods: Methods) -> str:
 
 
 def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table in Markdown, figures to the right."""
+    """Return a Markdown table with right-aligned numbers."""
     rule = ["---", *["--:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
 
 
-def draw_pictures(start: str, methods: Methods, report: Path) -> list[Path]:
-    """Draw transfer along training and all measures by layer, if there is matplotlib."""
+def draw_plots(start: str, methods: Methods, report: Path) -> list[Path]:
+    """Plot transfer by step and all measures by layer, if matplotlib is installed."""
     from calque.errors import MissingExtra
     from calque.report.plots import check_plot, plot_layers, plot_transfer, save_plot
 
@@ -331,9 +339,12 @@ def draw_pictures(start: str, methods: Methods, report: Path) -> list[Path]:
     try:
         check_plot(paths[0])
     except MissingExtra as error:
-        print(f"no pictures: {error}")
+        print(f"no plots: {error}")
         return []
-    curves = {TITLES[method]: average_transfer(runs) for method, runs in methods.items()}
+    curves = {
+        TITLES[method]: [(step, 100 * a, 100 * b) for step, a, b in average_transfer(runs)]
+        for method, runs in methods.items()
+    }
     save_plot(plot_transfer(curves, label="POS accuracy (%)"), paths[0])
     panels = {
         title: {
@@ -344,3 +355,9 @@ def draw_pictures(start: str, methods: Methods, report: Path) -> list[Path]:
     }
     save_plot(plot_layers(panels, label="%"), paths[1])
     return paths
+
+
+if __name__ == "__main__":
+    import metaxlm
+
+    metaxlm.main()

@@ -69,8 +69,8 @@ def test_a_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 CURVES = {
-    "runs/a": [(0, 0.5, 0.2), (10, 0.8, 0.6)],
-    "runs/b": [(0, 0.3, 0.3), (20, 0.9, 0.5)],
+    "runs/a": [(0, 50, 20), (10, 80, 60)],
+    "runs/b": [(0, 30, 30), (20, 90, 50)],
 }
 
 
@@ -88,20 +88,20 @@ def test_others_source_and_gap_along_training() -> None:
             assert list(line.get_ydata()) == pytest.approx(expected[name][number])
 
 
-def test_many_runs_are_told_apart() -> None:
+def test_many_runs_have_different_styles() -> None:
     pytest.importorskip("matplotlib")
     panel = plot_transfer({f"run{number}": CURVES["runs/a"] for number in range(12)}).axes[0]
     styles = {(line.get_color(), line.get_linestyle()) for line in panel.get_lines()}
     assert len(styles) == 12
 
 
-def test_no_transfer_to_draw() -> None:
+def test_no_probe_scores() -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(InputError, match="no probe scores to plot"):
         plot_transfer({"a": []})
 
 
-def test_a_panel_a_title_and_runs_keep_their_colors() -> None:
+def test_curves_have_one_panel_per_title_and_runs_keep_their_colors() -> None:
     pytest.importorskip("matplotlib")
     panels = {"en → de": {"XLM": [(1, 2.0), (3, 4.0)], "VECO": [(1, 5.0)]}, "de → en": {}}
     panels["de → en"] = {"VECO": [(2, 7.0)]}

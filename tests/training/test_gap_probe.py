@@ -91,7 +91,7 @@ def test_transfer_gap_reads_the_scores_of_runs(straight: Path, tmp_path: Path) -
     (points,) = transfer_gap([straight, straight]).values()
     rows = read_rows(straight, "probe")
     assert [point.step for point in points] == [0, 3, 6, 8]
-    assert [point.gap for point in points] == pytest.approx([row["gap"] for row in rows])
+    assert [point.gap for point in points] == pytest.approx([100 * row["gap"] for row in rows])
     with pytest.raises(InputError, match="the run has no transfer scores"):
         transfer_gap([tmp_path])
     with pytest.raises(InputError, match="nowhere: there is no such folder"):

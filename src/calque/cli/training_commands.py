@@ -188,7 +188,7 @@ def _tabulate_gap(curves: Mapping[str, Sequence[TransferPoint]], *, every_step: 
     for run, points in curves.items():
         shown = list(points) if every_step else list(dict.fromkeys((points[0], points[-1])))
         for number, point in enumerate(shown):
-            scores = [f"{100 * score:.1f}" for score in (point.source, point.others, point.gap)]
+            scores = [f"{score:.1f}" for score in (point.source, point.others, point.gap)]
             is_last = number + 1 == len(shown)
             table.add_row("" if number else run, f"{point.step:,}", *scores, end_section=is_last)
     return table

@@ -144,7 +144,7 @@ def plot_transfer(
     names = shorten_names(curves)
     for number, (run, points) in enumerate(curves.items()):
         steps = [step for step, _, _ in points]
-        source, others = ([100 * point[side] for point in points] for side in (1, 2))
+        source, others = ([point[side] for point in points] for side in (1, 2))
         gap = [own - other for own, other in zip(source, others, strict=True)]
         for panel, values in zip(panels, (others, source, gap), strict=True):
             _draw_line(panel, steps, values, number, names[run])

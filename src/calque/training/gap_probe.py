@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class TransferPoint(NamedTuple):
-    """Scores of a probe after a step: the source language, and the mean of the others."""
+    """Scores of a probe after a step, in percent: the source language, and the mean of the others."""
 
     step: int
     source: float
@@ -52,7 +52,7 @@ def transfer_gap(runs: Iterable[str | Path]) -> dict[str, list[TransferPoint]]:
 
     Examples:
         >>> calque.transfer_gap(["runs/metaxlm"])["runs/metaxlm"][-1].gap    # doctest: +SKIP
-        0.183
+        18.3
     """
     return {str(run): _read_curve(Path(run)) for run in dict.fromkeys(runs)}
 
@@ -122,7 +122,7 @@ def _read_curve(run: Path) -> list[TransferPoint]:
     if not run.is_dir():
         raise InputError("there is no such folder", file=run, fix="pass the folder of a run")
     points = [
-        TransferPoint(row["step"], row[PROBE_SOURCE], row[PROBE_OTHERS])
+        TransferPoint(row["step"], 100 * row[PROBE_SOURCE], 100 * row[PROBE_OTHERS])
         for row in read_metrics(run / METRICS)
         if row["kind"] == PROBE and None not in (row.get(PROBE_SOURCE), row.get(PROBE_OTHERS))
     ]
