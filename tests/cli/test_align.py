@@ -189,7 +189,8 @@ def test_the_closing_line(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert Path("out").read_text() == "0-0\n\n\n\n0-0\n"
     assert Path("bad").read_text() == (
-        "2\tthe line has 0 separators '|||' instead of 1\tno bars\n4\tinvalid UTF-8 at byte 1\t\\xff ||| x\n"
+        "2\tthe line has 0 separators '|||' instead of 1\tno bars\n"
+        "4\tinvalid UTF-8 at byte 1\t\\xff ||| x\n"
     )
     assert run(["align", "in", "--skip-bad", "bad", "--format", "jsonl"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[1]) == {
@@ -344,7 +345,7 @@ def test_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert ["2", "66.67", "66.67"] in rows
 
 
-# Killed and gone on with
+# Killed and resumed
 
 
 def many_lines(n_lines: int) -> bytes:

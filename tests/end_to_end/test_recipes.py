@@ -211,11 +211,11 @@ def test_recipe_trains_a_model_from_text(name: str, capfd: pytest.CaptureFixture
     from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
     assert run(["train", name, *options(TINY | CHANGES[name])]) == 0
-    told = capfd.readouterr().err
-    assert "training a tokenizer of 600 entries" in told
-    assert f"runs/{name}/model: model after 24 steps" in told
+    stderr = capfd.readouterr().err
+    assert "training a tokenizer of 600 entries" in stderr
+    assert f"runs/{name}/model: model after 24 steps" in stderr
     if "denoising" not in (Path("runs") / name / "recipe.yaml").read_text():
-        assert "warning" not in told
+        assert "warning" not in stderr
     n_objectives = 3 if name in THREE_OBJECTIVES else 1 if name in ONE_OBJECTIVE else 2
     assert_learns(f"runs/{name}", n_objectives)
     model, tokenizer = f"runs/{name}/model", AutoTokenizer.from_pretrained(f"runs/{name}/model")
@@ -263,9 +263,9 @@ def test_pretrained_models_are_trained_to_translate(
     ask = ["translate", model, "test.en", "-o", "out.de", "--score", "test.de", "--device", "cpu"]
     assert run([*ask, "--beams", "2"]) == 0
     assert len(Path("out.de").read_text().split("\n")) == 5
-    told = capfd.readouterr().err
-    assert "BLEU " in told and "chrF " in told and "out.de: 4 lines" in told
-    assert "1 empty lines" in told
+    stderr = capfd.readouterr().err
+    assert "BLEU " in stderr and "chrF " in stderr and "out.de: 4 lines" in stderr
+    assert "1 empty lines" in stderr
 
 
 @pytest.mark.slow
@@ -284,9 +284,9 @@ def test_xlm_align_starts_from_an_aligned_model(capfd: pytest.CaptureFixture[str
         "telemetry.every": 1,
     }
     assert run(["train", "xlm-align", "-o", "aligned", *options(changes)]) == 0
-    told = capfd.readouterr().err
-    assert "warning" not in told
-    assert "training a tokenizer" not in told
+    stderr = capfd.readouterr().err
+    assert "warning" not in stderr
+    assert "training a tokenizer" not in stderr
     losses = read_losses("aligned")
     assert min(losses["loss/denoising_alignment/labelled"]) > 0.5
     assert max(losses["loss/denoising_alignment/tlm"]) < 4
@@ -320,8 +320,8 @@ def test_recipes_start_from_deberta(
     changes = {key: value for key, value in TINY.items() if key.startswith(kept)}
     changes |= {"schedule.steps": 4, "schedule.warmup": 1, "model.start": "deberta"}
     assert run(["train", name, *options(changes | FROM_DEBERTA[name])]) == 0
-    told = capfd.readouterr().err
-    assert "training a tokenizer" not in told
+    stderr = capfd.readouterr().err
+    assert "training a tokenizer" not in stderr
     for values in read_losses(f"runs/{name}").values():
         assert np.isfinite(values).all()
     folder = f"runs/{name}/model"
@@ -337,9 +337,9 @@ def test_linear_maps_are_solved_in_one_pass(capfd: pytest.CaptureFixture[str]) -
     """The same recipe with another solver; the model is used with and without its maps."""
     changes = TINY | CHANGES["linear-map"] | {"objectives.0.solver": "procrustes"}
     assert run(["train", "linear-map", "-o", "solved", *options(changes)]) == 0
-    told = capfd.readouterr().err
-    assert "training a tokenizer of 600 entries" in told
-    assert "de: " in told and "ja: " in told and " links, mean ‖s − tW‖² " in told
+    stderr = capfd.readouterr().err
+    assert "training a tokenizer of 600 entries" in stderr
+    assert "de: " in stderr and "ja: " in stderr and " links, mean ‖s − tW‖² " in stderr
     Path("lines.txt").write_text("Das Gerücht könnte wahr sein.\n")
     embed = ["embed", "lines.txt", "--model", "solved/model", "--device", "cpu", "--layer", "1"]
     assert run([*embed, "-o", "raw.npy"]) == 0

@@ -212,7 +212,7 @@ def test_training_runs_are_seeds_of_one_model(
     cells = [(row["model"], row["task"], row["seed"]) for row in rows]
     names = ("mine", str(tiny_folder))
     seeded = [(name, "toy", seed) for name in names for seed in (1, 2)]
-    # Where nothing is learnt, only the training runs differ.
+    # Where nothing is trained, only the training runs differ.
     steady = [("mine", "steady", 1), ("mine", "steady", 2), (str(tiny_folder), "steady", None)]
     assert cells == seeded + steady
     hashes = {(row["model"], row["seed"]): row["config"].split("-")[2] for row in rows}

@@ -95,7 +95,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 def follow(objective: Any, encoder: Encoder, batch: Any) -> tuple[float, Tensor]:
-    """Give a loss and its gradient for all weights that have one, in one vector."""
+    """Return a loss and its gradient for all weights that have one, in one vector."""
     terms = objective(encoder, batch)
     parameters = [*encoder.parameters(), *objective.parameters()]
     found = torch.autograd.grad(terms.loss, parameters, allow_unused=True)

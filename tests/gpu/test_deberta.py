@@ -70,7 +70,7 @@ def pick(name: str) -> MaskedLM:
 def test_a_step_does_as_the_cpu(
     name: str, way: str, encoder: Encoder, sides: tuple[Ragged, Ragged]
 ) -> None:
-    """In half precision; pairs count their positions anew, so that every one has its distances."""
+    """In half precision; positions restart in pairs, so that each pair has its own distances."""
     shape = None if way == "end to end" else SHAPE
     collate = pick(name).build_collator(SpecialTokens.of(encoder.tokenizer), shape)
     read = sides if name == "translation" else sides[:1]

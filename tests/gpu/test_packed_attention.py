@@ -99,7 +99,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 def run(encoder: Encoder, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """Give the states of the real tokens, and the gradient of a loss on them in one vector."""
+    """Return the states of the real tokens, and the gradient of a loss on them in one vector."""
     (states,) = encoder(batch)
     real = states[batch.ids != PAD]
     body = encoder.family.get_body(encoder.model)

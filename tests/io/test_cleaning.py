@@ -56,7 +56,7 @@ def test_real_pairs_are_kept(language):
 def test_tags_and_order_are_kept(monkeypatch):
     monkeypatch.setattr(cleaning, "BLOCK_ITEMS", 3)
     pairs = [SentencePair(f"sentence {i:03}", f"Satz  {i:03}", f"tag{i}") for i in range(20)]
-    dropped = [SentencePair("tidied ", "")]
+    dropped = [SentencePair("normalized ", "")]
     expected = [SentencePair(pair.src, pair.tgt.replace("  ", " "), pair.tag) for pair in pairs]
     report = CleaningReport()
     assert list(clean_pairs(pairs + dropped, CleaningRules(), report)) == expected
@@ -258,9 +258,11 @@ SIDES = st.text("ab Zé1!я漢\t\u0301", max_size=12) | st.text(max_size=12)
 def test_kept_pairs_and_counts(pairs, rules, languages):
     report = CleaningReport()
     kept = list(clean_pairs(pairs, rules, report, languages))
-    tidy = normalize_text if rules.normalize else str
-    tidied = iter([SentencePair(tidy(pair.src), tidy(pair.tgt), pair.tag) for pair in pairs])
-    assert all(pair in tidied for pair in kept)  # in order: `in` moves the iterator on
+    normalize = normalize_text if rules.normalize else str
+    normalized = iter(
+        [SentencePair(normalize(pair.src), normalize(pair.tgt), pair.tag) for pair in pairs]
+    )
+    assert all(pair in normalized for pair in kept)  # in order: `in` moves the iterator on
     assert report.n_read == len(pairs)
     assert report.n_kept == len(kept) == report.n_read - report.dropped.total()
     assert list(clean_pairs(kept, rules, CleaningReport(), languages)) == kept

@@ -249,7 +249,7 @@ def test_padding_does_not_leak(name: str, models: dict[str, tuple[Encoder, Any]]
 
 
 def read_at(reference: Any, ids: Tensor, positions: Tensor) -> Tensor:
-    """Let transformers count positions, and distances where a model has such, as they are given."""
+    """Return the last states of transformers for given positions and their distances, if used."""
     encoder = reference.base_model.encoder if reference.config.model_type == "deberta-v2" else None
     if encoder is None or not encoder.relative_attention:
         output = reference(ids, position_ids=positions, output_hidden_states=True)
@@ -278,7 +278,7 @@ def test_positions_may_be_given(name: str, models: dict[str, tuple[Encoder, Any]
 def test_positions_of_one_sentence_leave_others_alone(
     name: str, shape: BatchShape | None, models: dict[str, tuple[Encoder, Any]]
 ) -> None:
-    """Each sentence of a batch begins anew at another token, if at all."""
+    """Positions restart at another token in each sentence of a batch, or not at all."""
     encoder, reference = models[name]
     cuts = [12, 4, 1, 1, 30, 2]
     counted = [[*range(cut), *range(len(s) - cut)] for cut, s in zip(cuts, SENTENCES, strict=True)]

@@ -76,7 +76,7 @@ def equation_7(src: Tensor, tgt: Tensor, temperature: float) -> float:
 
 
 def equation_8(src: Tensor, tgt: Tensor, temperature: float) -> float:
-    """The paper's strong loss, likewise."""
+    """The paper's strong loss, computed naively."""
     n, states = len(src), [*src, *tgt]
 
     def sim(a: Tensor, b: Tensor) -> float:
@@ -513,7 +513,7 @@ def test_no_links_anywhere_is_no_nan_among_many_processes(
     assert loss.item() == 0
 
 
-def test_an_impossible_layer_is_told_at_the_start(tiny_encoder: Encoder) -> None:
+def test_an_impossible_layer_is_an_error_at_the_start(tiny_encoder: Encoder) -> None:
     objective = make_objective("sentence", layer=9)
     with pytest.raises(InputError, match="layer 9 does not exist"):
         objective.start(tiny_encoder, ["en-de"])
@@ -581,7 +581,7 @@ def test_training_brings_translations_together(kind: str, tiny_encoder: Encoder)
 
 
 def rows_of(*numbers: int, real: list[bool] | None = None) -> PairFeatures:
-    """Pairs that are told by their numbers."""
+    """Pairs that are identified by their numbers."""
     values = torch.tensor(numbers)
     states = values[:, None].float().expand(-1, 3)
     real_ones = torch.tensor(real or [True] * len(numbers))

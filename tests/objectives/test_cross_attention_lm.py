@@ -247,7 +247,7 @@ def test_a_step_compiles_as_one_graph_for_all_batches(
     assert counter.frame_count == 1
 
 
-def test_an_encoder_without_cross_attention_is_told(tiny_encoder: Encoder) -> None:
+def test_an_encoder_without_cross_attention_is_an_error(tiny_encoder: Encoder) -> None:
     with pytest.raises(InputError, match="needs an encoder with cross-attention"):
         make_objective().start(tiny_encoder, ["en-de"])
 

@@ -248,10 +248,10 @@ def test_weights_and_reductions(tiny_encoder: Encoder, demo_rows: DemoRows) -> N
     loss, tlm, pointer, batch = run(tlm_weight=0.5, pointer_weight=3.0)
     assert loss == pytest.approx(0.5 * tlm + 3 * pointer)
     assert batch.links is not None
-    labelled = PairBlocks.of(batch.clean, batch.sides).to_blocks(batch.is_masked) & (
+    labeled = PairBlocks.of(batch.clean, batch.sides).to_blocks(batch.is_masked) & (
         batch.links.any(dim=1) | batch.links.any(dim=2)
     )
-    n_hidden, n_queries = len(batch.masked.labels), int(labelled.sum())
+    n_hidden, n_queries = len(batch.masked.labels), int(labeled.sum())
     assert n_queries < n_hidden
     loss, tlm, pointer, _ = run(tlm_weight=2.0, reduction="token")
     expected = (2 * tlm * n_hidden + pointer * n_queries) / (n_hidden + n_queries)
@@ -393,7 +393,7 @@ def test_edges_by_hand() -> None:
     assert (spans[sides == 0] == 0).all()
 
 
-def test_figures_by_hand(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
+def test_metrics_by_hand(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
     """Two words against four: the diagonal runs through cells 0-0, 0-1, 1-2 and 1-3."""
     batch = make_batch(make_objective(), tiny_encoder, demo_rows[:1])
     sides = torch.tensor([0, LEFT, LEFT, 0, 0, RIGHT, RIGHT, RIGHT, RIGHT, 0], dtype=torch.int8)
@@ -408,7 +408,7 @@ def test_figures_by_hand(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
 
 
 @both_shapes
-def test_a_share_of_the_pairs_is_labelled(
+def test_a_share_of_the_pairs_is_labeled(
     shape: BatchShape | None, tiny_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
     objective = make_objective(label_share=0.25)

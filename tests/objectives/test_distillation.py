@@ -67,7 +67,7 @@ def test_two_rows_by_hand() -> None:
     weights = torch.tensor([3.0, 1.0])
     mean = (3 * first + second) / 4
     assert distillation_loss(student, teacher, weights, 1).item() == pytest.approx(mean)
-    # At a temperature of 2 probabilities become their roots, normalised.
+    # At a temperature of 2 probabilities become their square roots, normalized.
     p = np.sqrt([0.75, 0.25]) / np.sqrt([0.75, 0.25]).sum()
     expected = 4 * (p * np.log(p / 0.5)).sum()
     found = distillation_loss(student[:1], teacher[:1], ones[:1], 2)
@@ -211,7 +211,7 @@ def collate(
 
 
 def split(batch: Any) -> list[list[int]]:
-    """Give the sequences of a packed batch, without trailing padding."""
+    """Return the sequences of a packed batch, without trailing padding."""
     bounds = batch.offsets.tolist()
     return [batch.ids[a:b].tolist() for a, b in pairwise(bounds) if b > a]
 
@@ -437,9 +437,9 @@ def test_sentences_too_long_for_the_teacher_are_counted(
         Ragged.of([[1], [1]]),
     )
     longest = objective.reader._max_tokens
-    told = objective.find_problem(tiny_encoder, special_tokens, iter([sides]))
-    assert told is not None
-    assert told.startswith("50% of the teacher's sentences are longer than its ")
+    problem = objective.find_problem(tiny_encoder, special_tokens, iter([sides]))
+    assert problem is not None
+    assert problem.startswith("50% of the teacher's sentences are longer than its ")
     assert longest < 130
 
 
@@ -737,18 +737,20 @@ def test_a_teacher_of_other_letters_is_refused_or_warned_of(
     assert len(objective.reader.shared[0]) == 1  # the space
     text = encode_sentences(student.tokenizer, ["Tom was there.", "Nobody said that."])
     sides = (Ragged.of(text), Ragged.of([[1], [1]]))
-    told = objective.find_problem(student, SpecialTokens.of(student.tokenizer), iter([sides] * 3))
+    problem = objective.find_problem(
+        student, SpecialTokens.of(student.tokenizer), iter([sides] * 3)
+    )
     n_tokens = 3 * sum(map(len, text))
-    assert told is not None
-    assert told.startswith(f"only 0% of {n_tokens} tokens are pieces of the teacher too")
-    # Sentences too long for the teacher are told beside it, as a share of all sentences.
+    assert problem is not None
+    assert problem.startswith(f"only 0% of {n_tokens} tokens are pieces of the teacher too")
+    # Sentences that are too long for the teacher are reported too, as a share of all sentences.
     longer = (Ragged.of([[*text[0]] * 40]), Ragged.of([[1]]))
-    told = objective.find_problem(
+    problem = objective.find_problem(
         student, SpecialTokens.of(student.tokenizer), iter([sides, longer])
     )
-    assert told is not None
-    assert told.startswith("33% of the teacher's sentences are longer than its ")
-    assert "; only 0% of " in told
+    assert problem is not None
+    assert problem.startswith("33% of the teacher's sentences are longer than its ")
+    assert "; only 0% of " in problem
     states = begin(student, tmp_path / "sentencepiece", target="states")
     assert states.find_problem(student, SpecialTokens.of(student.tokenizer), iter([sides])) is None
 

@@ -95,7 +95,7 @@ def make_batch(
 
 
 def unmask(batch: MaskedBatch) -> Tensor:
-    """Put the hidden tokens back."""
+    """Restore the masked tokens."""
     ids, real = batch.tokens.ids.clone(), batch.labels != NO_LABEL
     ids[batch.masked[real]] = batch.labels[real]
     return ids

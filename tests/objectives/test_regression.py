@@ -220,7 +220,7 @@ def test_pairs_without_links_leave_the_regularisers(
 
 
 @pytest.mark.parametrize("kind", ["l2", "word_contrastive", "linked_words", "linear_map"])
-def test_links_that_are_not_there_are_told(tiny_encoder: Encoder, kind: str) -> None:
+def test_missing_links_are_reported(tiny_encoder: Encoder, kind: str) -> None:
     settings: Any = {"l2": L2Settings, "word_contrastive": WordContrastiveSettings}
     settings |= {"linked_words": LinkedWordsSettings, "linear_map": LinearMapSettings}
     objective, special_tokens = (
@@ -229,9 +229,9 @@ def test_links_that_are_not_there_are_told(tiny_encoder: Encoder, kind: str) -> 
     )
     sides = (*(Ragged.of([[5]]) for _ in range(2)), *(Ragged.of([[1]]) for _ in range(2)))
     linked, unlinked = (*sides, Ragged.of([[255]])), (*sides, Ragged.of([[]]))
-    told = objective.find_problem(tiny_encoder, special_tokens, repeat(unlinked))
-    assert told is not None
-    assert told.startswith("the first pairs have no links")
+    problem = objective.find_problem(tiny_encoder, special_tokens, repeat(unlinked))
+    assert problem is not None
+    assert problem.startswith("the first pairs have no links")
     later = chain([unlinked] * 5, repeat(linked))
     assert objective.find_problem(tiny_encoder, special_tokens, later) is None
 
@@ -388,7 +388,7 @@ def run(linked_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_tells_its_figures_and_falls(run: Path) -> None:
+def test_a_run_logs_its_metrics_and_the_loss_falls(run: Path) -> None:
     rows = read_rows(run)
     training = [row for row in rows if row["kind"] == "train"]
     for row in rows:
@@ -447,20 +447,20 @@ def compute(pairs, together):
     disturb(encoder)
     step = TrainStep(encoder, [objective]).eval()
     wrapped = DistributedDataParallel(step) if together else step
-    loss, figures = wrapped([collate(encoder, pairs)])
+    loss, metrics = wrapped([collate(encoder, pairs)])
     loss.backward()
     gradient = torch.cat([p.grad.flatten() for p in encoder.parameters()])
-    return gradient, torch.stack(list(figures.values()))
+    return gradient, torch.stack(list(metrics.values()))
 
 shares = [PAIRS[:2], PAIRS[2:]]
-gradient, figures = compute(shares[rank], True)
-distributed.all_reduce(figures)
+gradient, metrics = compute(shares[rank], True)
+distributed.all_reduce(metrics)
 distributed.barrier()
 distributed.destroy_process_group()
-expected, told = compute(PAIRS, False)
+expected, expected_metrics = compute(PAIRS, False)
 if rank == 0:
     far = (gradient - expected).norm() / expected.norm()
-    print(json.dumps([far.item(), (figures / 2).tolist(), told.tolist()]))
+    print(json.dumps([far.item(), (metrics / 2).tolist(), expected_metrics.tolist()]))
 """
 
 
@@ -472,7 +472,7 @@ def test_two_processes_compute_what_one_does(
     (tmp_path / "two.py").write_text(TWO)
     done = fork_server.run(tmp_path / "two.py", tiny_folder, beside=Path(__file__))
     assert done.returncode == 0, done.stderr
-    far, metrics, told = json.loads(done.stdout.splitlines()[-1])
+    far, metrics, expected_metrics = json.loads(done.stdout.splitlines()[-1])
     assert far < 1e-5
-    assert len(told) == 4
-    assert metrics == pytest.approx(told, rel=1e-5)
+    assert len(expected_metrics) == 4
+    assert metrics == pytest.approx(expected_metrics, rel=1e-5)

@@ -143,8 +143,8 @@ def test_dcca_correlates_words_read_one_by_one(
     targets = F.normalize(torch.from_numpy(vectors), dim=1)
     expected = canonical_correlations(pooled, targets, ridges=(0.1, 0.1), relative=relative)
     assert terms.loss.item() == pytest.approx(-expected[:components].sum().item(), rel=1e-4)
-    told = terms.metrics["correlation"].item()
-    assert told == pytest.approx(expected[:components].mean().item(), rel=1e-4)
+    correlation = terms.metrics["correlation"].item()
+    assert correlation == pytest.approx(expected[:components].mean().item(), rel=1e-4)
     assert make_objective().settings.ridge == RIDGE
 
 
@@ -201,7 +201,7 @@ def test_batches_that_say_little_are_no_harm(
 
 
 def test_training_finds_what_both_have_in_common(tiny_encoder: Encoder) -> None:
-    """Vectors of 3 dimensions, and 9 words: with a firm ridge, correlation has to be learnt."""
+    """Vectors of 3 dimensions, and 9 words: with a firm ridge, correlation has to be learned."""
     encoder, vectors = copy.deepcopy(tiny_encoder), make_vectors(width=3)
     objective, batch = make_objective(ridge=5.0, ridge_unit="variance"), collate(vectors=vectors)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-3)
@@ -272,7 +272,7 @@ def test_vectors_that_do_not_fit_are_refused(tiny_encoder: Encoder) -> None:
         make_objective(layer=5).start(tiny_encoder, ["de"])
 
 
-def test_too_few_words_are_told(tiny_encoder: Encoder) -> None:
+def test_too_few_words_are_reported(tiny_encoder: Encoder) -> None:
     assert look(tiny_encoder, 65 + 30, 30) is None
     fault = look(tiny_encoder, 64 + 30, 30)
     assert fault is not None
@@ -283,7 +283,7 @@ def test_too_few_words_are_told(tiny_encoder: Encoder) -> None:
 
 
 @pytest.mark.parametrize(("n_words", "width"), [(80, 30), (20, 12), (70, 70)])
-def test_as_many_correlations_are_1_as_is_told(
+def test_as_many_correlations_are_1_as_reported(
     tiny_encoder: Encoder, n_words: int, width: int
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -373,7 +373,7 @@ def read_rows(run: Path) -> list[dict[str, Any]]:
 def test_a_run_learns_and_goes_on_where_it_stopped(
     text_with_vectors: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """Bit for bit, and the figures of what is kept for validation are told too."""
+    """Bit for bit, including the metrics of the validation text."""
     run, again = tmp_path / "run", tmp_path / "again"
     train(make_recipe(**settings), output=run, prepared=text_with_vectors)
     rows = read_rows(run)
@@ -423,28 +423,28 @@ def compute(part, shape, changes, together):
         objective.compile(dynamic=False, backend="aot_eager")
     if together:
         wrapped = DistributedDataParallel(step, find_unused_parameters=True)
-    loss, figures = wrapped([collate(WORDS[part], make_vectors()[part], shape)])
+    loss, metrics = wrapped([collate(WORDS[part], make_vectors()[part], shape)])
     loss.backward()
     known = [p.grad for p in encoder.parameters() if p.grad is not None]
     step.eval()
     with torch.no_grad():  # the same batch in all processes
-        told, _ = step([collate(WORDS, make_vectors(), shape)])
+        validation_loss, _ = step([collate(WORDS, make_vectors(), shape)])
     gradient = torch.cat([g.flatten() for g in known if g.any()])
-    return gradient, torch.stack([*figures.values(), told])
+    return gradient, torch.stack([*metrics.values(), validation_loss])
 
 parts = [slice(0, 6), slice(6, None)]
 cases = [(None, {"loss": "mse"}), (SHAPE, {"loss": "mse"}), (None, {}), (SHAPE, {"components": 4})]
 found = [compute(parts[rank], *case, True) for case in cases]
-for _, figures in found:
-    distributed.all_reduce(figures)
+for _, metrics in found:
+    distributed.all_reduce(metrics)
 distributed.barrier()
 distributed.destroy_process_group()
 expected = [compute(slice(None), *case, False) for case in cases]
 if rank == 0:
     rows = []
-    for (gradient, figures), (right, told) in zip(found, expected):
+    for (gradient, metrics), (right, expected_metrics) in zip(found, expected):
         far = (gradient - right).norm() / right.norm()
-        rows.append([far.item(), (figures / 2).tolist(), told.tolist()])
+        rows.append([far.item(), (metrics / 2).tolist(), expected_metrics.tolist()])
     print(json.dumps(rows))
 """
 
@@ -463,6 +463,6 @@ def test_two_processes_compute_what_one_does(
     assert done.returncode == 0, done.stderr
     cases = json.loads(done.stdout.splitlines()[-1])
     assert len(cases) == 4
-    for far, metrics, told in cases:
+    for far, metrics, expected in cases:
         assert far < 1e-6
-        assert metrics == pytest.approx(told, rel=1e-6)
+        assert metrics == pytest.approx(expected, rel=1e-6)

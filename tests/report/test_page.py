@@ -98,7 +98,7 @@ def test_every_number_is_there(study: Comparison, page: str) -> None:
                 assert format_spread(c.baseline) in text
 
 
-def test_plots_are_well_formed_and_labelled(page: str) -> None:
+def test_plots_are_well_formed_and_labeled(page: str) -> None:
     plots = re.findall(r"<svg.*?</svg>", page, re.S)
     assert len(plots) == 6
     for plot in plots:

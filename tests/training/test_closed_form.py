@@ -235,9 +235,14 @@ def test_losses_are_recorded_and_stored(procrustes: Path) -> None:
     torch.testing.assert_close(gram, torch.eye(16).expand_as(gram), atol=1e-5, rtol=0)
     *_, row = read_metrics(procrustes / "metrics.jsonl")
     assert row["kind"] == "validation"
-    told = maps.about["validation"]
+    losses_by_language = maps.about["validation"]
     for name, key in (("mapped", "loss/linear_map"), ("unmapped", "loss/linear_map/unmapped")):
-        values = [value for losses in told.values() for value in losses[name] if value is not None]
+        values = [
+            value
+            for losses in losses_by_language.values()
+            for value in losses[name]
+            if value is not None
+        ]
         assert row[key] == pytest.approx(np.mean(values), rel=1e-4)
     assert (procrustes / "recipe.yaml").exists()
     assert "links" in read_metrics(procrustes / "metrics.jsonl")[0]
@@ -303,9 +308,9 @@ def test_command_solves_and_cannot_resume(
     assert run([*command, "--resume"]) == 2
     assert "maps are computed in one pass, which cannot be resumed (start" in capfd.readouterr().err
     assert run(command) == 0
-    told = capfd.readouterr().err
-    assert f"{tmp_path}/run/model: model after " in told
-    assert "de: " in told and " links, mean ‖s − tW‖² " in told
+    stderr = capfd.readouterr().err
+    assert f"{tmp_path}/run/model: model after " in stderr
+    assert "de: " in stderr and " links, mean ‖s − tW‖² " in stderr
     assert run(command) == 2
     assert "the folder contains a model" in capfd.readouterr().err
     Path(tmp_path / "de.txt").write_text("Guten Morgen!\n", "utf-8")
