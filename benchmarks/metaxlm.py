@@ -1,21 +1,23 @@
-"""MetaXLM in small: what a cross-lingual model gains by growing out of a monolingual one.
+"""Reproduce MetaXLM on a small scale: grow multilingual models from monolingual ones.
 
     python benchmarks/metaxlm_pack.py DATA -o PACK --minilm WHEEL
     python benchmarks/metaxlm.py PACK -o OUT [--jobs 6] [--minutes 9] [--only own-xlm,minilm-kd]
     python benchmarks/metaxlm.py --report-only -o OUT
+    python benchmarks/metaxlm.py --tiny
 
-Every method is trained for the same steps on the same text from its own start, with several seeds,
-out of two monolingual models: `own`, an English one that is trained here first, and `minilm`, the
-encoder in PACK. A run leaves OUT/cells/START-METHOD-SEED.json, and one whose file is there is not
-made again; OUT/study.json is all of them, from which OUT/cells is filled again on another machine.
-Worker processes take the runs that share a compiled step one after the other, the first seeds
-first; when the minutes are over, what is still running is given up, and the same command goes on.
-OUT/study.md and the pictures are made of the results, also elsewhere and later (--report-only).
+All methods are trained for the same number of steps on the same text with several seeds, from two
+monolingual models: `own`, an English one that is trained here first, and `minilm`, the encoder in
+PACK. A run writes OUT/cells/START-METHOD-SEED.json and is skipped if this file exists;
+OUT/study.json contains all of them, so that the study can be continued on another machine. Worker
+processes execute runs that share a compiled step one after another, the first seeds first. When
+the minutes are over, unfinished runs are stopped; the same command continues them. OUT/study.md
+and its plots are made from the results, also later and elsewhere (--report-only). `--tiny` without
+PACK packs sentences of the demo, trains tiny models for a few steps and writes the report.
 
-Loss is that of masked language modelling on text kept aside. POS and NER are linear probes of
-frozen states, learnt from English (accuracy, F1 of spans); Tatoeba is the accuracy in both
-directions, averaged, of mean-pooled states; AER that of mutual argmax of sentences read apart.
-Along training, POS is measured with fewer sentences, at the layer two thirds up.
+Loss is that of masked language modeling on validation text. POS and NER are linear probes of
+frozen hidden states, trained in English (accuracy, F1 of spans); Tatoeba is the mean accuracy of
+both directions with mean-pooled states; AER that of mutual argmax of separately encoded sentences.
+During training, POS is measured with fewer sentences at two thirds of the layers.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from metaxlm_pack import pack_tiny
 from metaxlm_report import (
     AER,
     BASE,
@@ -48,11 +51,12 @@ from metaxlm_report import (
     write_report,
 )
 from run_queue import RunQueue, execute_runs, remove_leftovers
+from tiny_data import LANGUAGES as TINY_LANGUAGES
 
 
 @dataclass(frozen=True)
 class Method:
-    """A recipe, what of the monolingual model it starts with, and what compiled step it needs."""
+    """A recipe, the weights of the monolingual model it starts from, and its compiled step."""
 
     recipe: str
     initialize: str
@@ -69,7 +73,7 @@ METHODS = {
     "frozen": Method("metaxlm-frozen", "both", step="frozen"),
     "kd": Method("xlm-kd", "none", step="kd"),
 }
-# layers, hidden, heads, intermediate: calque-mini's.
+# Layers, hidden size, heads and intermediate size of calque-mini, and of tiny models.
 SHAPE, TINY_SHAPE = (8, 384, 6, 768), (2, 32, 2, 64)
 LANGUAGES = "de,fr,es,ro,cs,hi,ja,sv,pt,ru,zh,ar,tr,vi,fi"
 N_VALIDATIONS, N_PROBES = 5, 10
@@ -77,38 +81,55 @@ MAX_LENGTH = 128
 
 
 def main() -> None:
-    """Read the options, make the runs that are missing, and write the report."""
+    """Read the options, execute the missing runs, and write the report."""
     options = parse_options()
+    if options.tiny and options.pack is None and not options.report_only:
+        return run_tiny(options)
     if not options.report_only and options.pack is None:
-        return print("needs a folder PACK of benchmarks/metaxlm_pack.py: skipped")
+        return print("skipped: this study needs a PACK of benchmarks/metaxlm_pack.py, or --tiny")
     n_missing = 0 if options.report_only else do_all(options)
     write_report(options.out, options.report)
     if n_missing:
-        sys.exit(f"{n_missing} runs are missing: the same command does them")
+        sys.exit(f"{n_missing} runs are missing: repeat the command to continue")
     return None
 
 
+def run_tiny(options: argparse.Namespace) -> None:
+    """Execute two methods from an English model of their own, with data of the demo."""
+    with tempfile.TemporaryDirectory() as folder:
+        options.pack, options.out = pack_tiny(Path(folder)), Path(folder) / "out"
+        options.languages, options.seeds = ",".join(TINY_LANGUAGES), 1
+        options.starts, options.methods = [OWN], [BASE, "metaxlm"]
+        n_missing = do_all(options)
+        write_report(options.out)
+        assert not n_missing, "a run failed"
+
+
 def parse_options() -> argparse.Namespace:
-    """Say what there is to choose."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pack", type=Path, nargs="?", help="made by benchmarks/metaxlm_pack.py")
-    parser.add_argument("-o", "--out", type=Path, default=Path("metaxlm"), help="results go here")
+    parser.add_argument("pack", type=Path, nargs="?", help="written by benchmarks/metaxlm_pack.py")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("metaxlm"), help="folder of the results"
+    )
     parser.add_argument("--starts", default=f"{OWN},{MINILM}")
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--only", help="runs whose names begin so: own-xlm,minilm-kd-1")
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--only", help="runs with these prefixes: own-xlm,minilm-kd-1")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--rate", type=float, default=5e-4, help="the highest learning rate")
+    parser.add_argument("--rate", type=float, default=5e-4, help="maximum learning rate")
     parser.add_argument("--mono-steps", type=int, default=2500, help="of the English model")
     parser.add_argument("--mono-rate", type=float, default=1e-3)
-    parser.add_argument("--batch-tokens", type=int, default=32_768, help="a step")
-    parser.add_argument("--languages", default=LANGUAGES, help="those of Tatoeba")
-    parser.add_argument("--jobs", type=int, default=1, help="workers; 1: this process")
-    parser.add_argument("--minutes", type=float, default=1e6, help="then it stops")
+    parser.add_argument("--batch-tokens", type=int, default=32_768, help="per step")
+    parser.add_argument("--languages", default=LANGUAGES, help="languages of Tatoeba")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes; 1: no other process")
+    parser.add_argument("--minutes", type=float, default=1e6, help="time limit")
     parser.add_argument("--eager", action="store_true", help="do not compile on a GPU")
-    parser.add_argument("--set", action="append", default=[], help="changes all recipes: KEY=VALUE")
-    parser.add_argument("--tiny", action="store_true", help="a few steps of tiny models")
-    parser.add_argument("--report", type=Path, help="by default OUT/study.md")
+    parser.add_argument("--set", action="append", default=[], help="change all recipes: KEY=VALUE")
+    parser.add_argument(
+        "--tiny", action="store_true", help="tiny models, a few steps; without PACK, the demo"
+    )
+    parser.add_argument("--report", type=Path, help="default: OUT/study.md")
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args()
     options.methods, options.starts = options.methods.split(","), options.starts.split(",")
@@ -122,12 +143,12 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-# What there is to run.
+# Runs.
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: from which model, by which method, with which seed."""
+    """One run: a method with a seed, from one of the monolingual models."""
 
     start: str
     method: str
@@ -139,22 +160,22 @@ class Cell:
 
     @property
     def family(self) -> tuple[str, str]:
-        """Name what runs share that can use the same compiled step."""
+        """Runs of the same family can use the same compiled step."""
         return self.start, MONO if self.method == MONO else METHODS[self.method].step
 
     @property
     def priority(self) -> int:
-        """Put an English model of its own first: others wait for it."""
+        """The English model comes first, because others wait for it."""
         return int(self.method != MONO)
 
     @property
     def order(self) -> tuple[int, int]:
-        """Put the first seeds first."""
+        """The first seeds come first."""
         return self.seed, list(METHODS).index(self.method if self.method in METHODS else BASE)
 
 
 def list_cells(options: argparse.Namespace) -> list[Cell]:
-    """List the runs asked for, the first seeds first."""
+    """Return the requested runs, the first seeds first."""
     wanted = [
         Cell(start, method, seed)
         for seed in range(1, options.seeds + 1)
@@ -174,12 +195,12 @@ def result_path(out: Path, cell: Cell) -> Path:
 
 
 def mono_folder(options: argparse.Namespace, start: str) -> Path:
-    """Give the folder of the monolingual model."""
+    """Return the folder of the monolingual model."""
     return Path(options.out / MONO / "model" if start == OWN else options.pack / MINILM)
 
 
 def is_done(options: argparse.Namespace, cell: Cell) -> bool:
-    """Tell whether a run's result is there, and of the same settings and text."""
+    """Return whether a run has a result with the same settings and text."""
     path = result_path(options.out, cell)
     if not path.exists() or json.loads(path.read_text())["key"] != run_key(options, cell):
         return False
@@ -187,14 +208,14 @@ def is_done(options: argparse.Namespace, cell: Cell) -> bool:
 
 
 def is_ready(options: argparse.Namespace, cell: Cell) -> bool:
-    """Tell whether a run's start is there: the English model of one's own comes first."""
+    """Return whether the model that a run starts from exists."""
     if cell.start != OWN or cell.method == MONO:
         return True
     return (mono_folder(options, OWN) / "config.json").exists()
 
 
 def run_key(options: argparse.Namespace, cell: Cell) -> str:
-    """Identify all that a result depends on."""
+    """Return a hash of everything that a result depends on."""
     names = ("steps", "rate", "batch_tokens", "set", "tiny", "languages")
     if cell.start == OWN:
         names += ("mono_steps", "mono_rate")
@@ -204,13 +225,13 @@ def run_key(options: argparse.Namespace, cell: Cell) -> str:
 
 
 def do_all(options: argparse.Namespace) -> int:
-    """Make the runs whose results are missing; count those that are missing still."""
+    """Execute the runs without results; return how many are missing afterwards."""
     (options.out / "cells").mkdir(parents=True, exist_ok=True)
     unpack_results(options.out)
     wanted = list_cells(options)
     remove_leftovers(options.out, wanted)
     missing = [cell for cell in wanted if not is_done(options, cell)]
-    if missing == [Cell(OWN, MONO, 1)]:  # nothing is left that needs it
+    if missing == [Cell(OWN, MONO, 1)]:  # no other run needs it
         missing = []
     print(f"{len(missing)} runs of {len(wanted)} to do, {options.jobs} at a time", flush=True)
     execute_runs(options, RunQueue(options, missing, partial(is_ready, options)), do_cell)
@@ -221,22 +242,22 @@ def do_all(options: argparse.Namespace) -> int:
 
 
 def do_cell(options: argparse.Namespace, cell: Cell) -> None:
-    """Grow, train and score one run, and write its result."""
+    """Grow, train and score one model, and write the result."""
     import torch
 
     from calque.io.files import write_atomically
     from calque.training.loop import train
 
     times = {"begin": time.perf_counter()}
-    with tempfile.TemporaryDirectory(prefix=f".{cell.name}.", dir=options.out) as place:
-        run = Path(place) / "run"
+    with tempfile.TemporaryDirectory(prefix=f".{cell.name}.", dir=options.out) as scratch:
+        run = Path(scratch) / "run"
         if cell.method == MONO:
             model = train(mono_recipe(options), output=run, prepared=options.pack / "english").model
             growth = scores = {}
         else:
-            growth = grow_start(options, cell, Path(place) / "start")
+            growth = grow_start(options, cell, Path(scratch) / "start")
             times["grow"] = time.perf_counter()
-            recipe = make_recipe(options, cell, Path(place) / "start")
+            recipe = make_recipe(options, cell, Path(scratch) / "start")
             model = train(recipe, output=run, prepared=options.pack / "text").model
         times["train"] = time.perf_counter()
         if cell.method == MONO:
@@ -265,16 +286,16 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
 
 
 def grow_start(options: argparse.Namespace, cell: Cell, out: Path) -> dict[str, Any]:
-    """Make the model that a run starts from, and say how its vocabulary was matched."""
+    """Write the model that a run starts from; return how its vocabulary was matched."""
     from calque.growth.grow import REPORT, grow
 
     method = METHODS[cell.method]
     files = sorted((options.pack / "muse").glob("*.txt")) if method.dictionaries else []
     grow(
         mono_folder(options, cell.start),
-        options.pack / "text" / "tokenizer",
-        out,
-        dictionaries=files,
+        tokenizer=options.pack / "text" / "tokenizer",
+        output=out,
+        dictionary=files,
         initialize=method.initialize,  # type: ignore[arg-type]
         seed=cell.seed,
     )
@@ -285,7 +306,7 @@ def grow_start(options: argparse.Namespace, cell: Cell, out: Path) -> dict[str, 
 
 
 def common_settings(options: argparse.Namespace, steps: int, rate: float) -> list[str]:
-    """Give what all recipes are changed in."""
+    """Return the changes of all recipes."""
     batches = {"batch_tokens": options.batch_tokens, "batch_examples": "null"}
     return [
         *(f"objectives.0.{name}={value}" for name, value in batches.items()),
@@ -303,7 +324,7 @@ def common_settings(options: argparse.Namespace, steps: int, rate: float) -> lis
 
 
 def mono_recipe(options: argparse.Namespace) -> Any:
-    """Shorten the recipe of the English model."""
+    """Return the recipe of the English model."""
     from calque.training.recipe_io import load_recipe
 
     shape = zip(
@@ -319,7 +340,7 @@ def mono_recipe(options: argparse.Namespace) -> Any:
 
 
 def make_recipe(options: argparse.Namespace, cell: Cell, start: Path) -> Any:
-    """Shorten a method's recipe, and let it start from the grown model."""
+    """Return the recipe of a method, which starts from the grown model."""
     from calque.training.recipe_io import load_recipe
 
     pack = options.pack.resolve()
@@ -333,7 +354,7 @@ def make_recipe(options: argparse.Namespace, cell: Cell, start: Path) -> Any:
         f"probe.test_sentences={5 if options.tiny else 50}",
     ]
     if METHODS[cell.method].step == "kd":
-        # MiniLM's checkpoint has no head: its states teach.
+        # The checkpoint of MiniLM has no LM head, so its hidden states are distilled.
         settings += [
             "tokenizer.path=null",
             f"objectives.0.teacher={mono_folder(options, cell.start).resolve()}",
@@ -345,7 +366,7 @@ def make_recipe(options: argparse.Namespace, cell: Cell, start: Path) -> Any:
 
 
 def publish_mono(options: argparse.Namespace, model: Path) -> None:
-    """Put the English model where the others look for it, whole."""
+    """Move the English model atomically to where other runs expect it."""
     final = mono_folder(options, OWN)
     shutil.rmtree(final.parent, ignore_errors=True)
     final.parent.mkdir(parents=True)
@@ -354,7 +375,7 @@ def publish_mono(options: argparse.Namespace, model: Path) -> None:
 
 
 def read_curves(run: Path) -> dict[str, list[list[float]]]:
-    """Read the losses on text kept aside, and the transfer, by step."""
+    """Return validation losses and transfer scores by step."""
     from calque.training.telemetry import METRICS, read_metrics
 
     rows = read_metrics(run / METRICS)
@@ -372,29 +393,29 @@ def read_curves(run: Path) -> dict[str, list[list[float]]]:
 
 
 def score_model(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, list[float]]]:
-    """Give the scores of a model in percent: by measure and language, layer after layer."""
-    import explicit_alignment as earlier
+    """Return the scores of a model in percent, by measure, language and layer."""
+    import explicit_alignment
     import torch
 
     from calque.models.encoder import Encoder
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    # In single precision, so that the differences are those of training.
+    # Loaded in single precision, so that all differences come from training.
     encoder = Encoder.load(folder, device=device)
     known = json.loads((options.pack / "pack.json").read_text())["tatoeba"]
     languages = [name for name in options.languages.split(",") if name in known]
-    found = earlier.score_retrieval(encoder, options.pack / "tatoeba", languages)
+    found = explicit_alignment.score_retrieval(encoder, options.pack / "tatoeba", languages)
     gold = options.pack / "gold_alignments"
     return {
-        TATOEBA: found[earlier.TATOEBA],
-        AER: earlier.score_alignment(encoder, gold, "separate"),
+        TATOEBA: found[explicit_alignment.TATOEBA],
+        AER: explicit_alignment.score_alignment(encoder, gold, "separate"),
         POS: score_probe(options, encoder, POS),
         NER: score_probe(options, encoder, NER),
     }
 
 
 def score_probe(options: argparse.Namespace, encoder: Any, measure: str) -> dict[str, list[float]]:
-    """Score a tagging probe at all layers."""
+    """Return the scores of a tagging probe by language and layer."""
     from calque.evaluation.settings import TaskSettings
     from calque.evaluation.tasks import tagging_probe as task
 

@@ -1,4 +1,9 @@
-"""Tables and pictures of what benchmarks/veco_study.py has found; it is called from there."""
+"""Tables and plots of the results of benchmarks/veco_study.py, which calls this module.
+
+    python benchmarks/veco_report.py --tiny
+
+`--tiny` runs `benchmarks/veco_study.py --tiny`, which ends with this report.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,8 @@ DIRECTIONS = ("en-de", "de-en")
 FULL, LAST, FIRST, FRESH = "full", "last", "first", "fresh"
 NAMES = {XLM: "XLM", MBART: "mBART", PLUG: "cross-attention alone", VECO: "VECO"}
 UNDERSTANDING = (TATOEBA, AER, POS, NER)
-# What the paper finds, and of VECO's first stage alone: the first above the second, in what.
+# Findings of the paper, and of the first stage of VECO alone: the first method is better than the
+# second in these measures.
 CLAIMS = (
     ("Tables 3 and 5", VECO, XLM, (*UNDERSTANDING, *DIRECTIONS)),
     ("Tables 3 and 5", VECO, MBART, (*UNDERSTANDING, *DIRECTIONS)),
@@ -48,12 +54,12 @@ CLAIMS = (
 )
 GOAL = 5.0  # BLEU above random weights
 READING = """Means ± sample standard deviations over seeds. A difference counts if it exceeds the
-larger standard deviation of both sides; with one seed it is open. Layers are those that are best on
-these tests, by the mean over the seeds."""
+larger standard deviation of both sides; with one seed it is open. Layers are the best ones on these
+tests by the mean over seeds."""
 
 
 def name_start(start: str, method: str) -> str:
-    """Name what a translation starts from."""
+    """Return the name of the model that a translation starts from."""
     if start == SCRATCH:
         return NAMES.get(method, "random")
     return "calque-mini" if method == NONE else f"calque-mini + {NAMES[method]}"
@@ -64,32 +70,32 @@ def name_direction(direction: str) -> str:
 
 
 class Results:
-    """What the runs have left."""
+    """The results of all runs."""
 
     def __init__(self, cells: Iterable[dict[str, Any]]) -> None:
         self.cells = sorted(cells, key=lambda cell: cell["seed"])
 
     def pretrained(self, start: str, method: str) -> Runs:
-        """Give the runs of a method that have scores."""
+        """Return the runs of a method that have scores."""
         mine = (start, method, "")
         found = [c for c in self.cells if (c["start"], c["method"], c["direction"]) == mine]
         return [cell for cell in found if "scores" in cell]
 
     def translated(self, direction: str, start: str, method: str, decoder: str = FULL) -> Runs:
-        """Give the runs of a translation."""
+        """Return the runs of a translation."""
         mine = (direction, start, method, decoder)
         names = ("direction", "start", "method", "decoder")
         return [cell for cell in self.cells if tuple(cell[name] for name in names) == mine]
 
     def values(self, measure: str, start: str, method: str) -> Values:
-        """Give the figures of a method by seed: a measure of the encoder, or a direction's BLEU."""
+        """Return the scores of a method by seed: of the encoder, or BLEU of a direction."""
         if measure in DIRECTIONS:
             return np.array([run["bleu"] for run in self.translated(measure, start, method)])
         runs = self.pretrained(start, method)
         return at_best(runs, measure)[0] if runs else np.array([])
 
 
-# Comparing.
+# Comparisons.
 
 
 def judge(one: Values, other: Values, sign: int = 1) -> str:
@@ -118,19 +124,19 @@ def show_gain(values: Values, before: Values) -> str:
 
 
 def write_report(out: Path, path: Path | None = None) -> None:
-    """Write tables and pictures of all results that there are, by default into OUT/study.md."""
+    """Write tables and plots of all results, by default to OUT/study.md."""
     results, path = Results(bundle_results(out).values()), path or out / "study.md"
-    pictures = draw_pictures(results, path)
+    plots = draw_plots(results, path)
     parts = ["# VECO in small", describe_runs(results)]
     parts += ["## Goals", list_goals(results)]
     parts += ["## Translation (Table 3)", tabulate_translation(results), tabulate_curves(results)]
-    parts += [f"![]({picture.name})" for picture in pictures if "curves" in picture.name]
+    parts += [f"![]({plot.name})" for plot in plots if "curves" in plot.name]
     parts += ["## Shallow decoders (Table 4)", tabulate_decoders(results)]
     parts += ["## Ways to pre-train (Table 5)"]
     parts += [tabulate_pretraining(results, start) for start in STARTS]
-    parts += [f"![]({picture.name})" for picture in pictures if "layers" in picture.name]
+    parts += [f"![]({plot.name})" for plot in plots if "layers" in plot.name]
     for start in STARTS:
-        parts += [f"## Where the paper's order holds, {start}", tabulate_claims(results, start)]
+        parts += [f"## Order of the paper, {start}", tabulate_claims(results, start)]
     for measure, title in MEASURES.items():
         parts += [f"## {title} by layer", tabulate_layers(results, measure)]
     parts += ["## Cost", tabulate_cost(results)]
@@ -139,7 +145,7 @@ def write_report(out: Path, path: Path | None = None) -> None:
 
 
 def describe_runs(results: Results) -> str:
-    """Say what was run, and how to read the tables."""
+    """Describe the runs, and how to read the tables."""
     if not results.cells:
         return "No results yet."
     lines = []
@@ -155,7 +161,7 @@ def describe_runs(results: Results) -> str:
     for kind, runs in kinds.items():
         settings = {
             f"{run['steps']:,} steps of {' + '.join(map(str, run['batch_tokens']))} tokens, "
-            f"highest learning rate {run['rate']:g}"
+            f"maximum learning rate {run['rate']:g}"
             for run in runs
         }
         lines += [f"- {len(runs)} runs of {kind}: {'; '.join(sorted(settings))}."] if runs else []
@@ -167,7 +173,7 @@ def describe_runs(results: Results) -> str:
 
 
 def list_goals(results: Results) -> str:
-    """Say whether VECO's start beats random weights by so much, and XLM's beyond the deviation."""
+    """Compare VECO with random weights and XLM, and with the goals of the study."""
     lines = []
     for start, method in ((SCRATCH, VECO), (MINI, PLUG), (MINI, VECO)):
         for direction in DIRECTIONS:
@@ -177,10 +183,10 @@ def list_goals(results: Results) -> str:
             if len(veco) and len(random):
                 gain = veco.mean() - random.mean()
                 word = "reached" if gain >= GOAL else "not reached"
-                told = (
+                verdict = (
                     f"{gain:+.1f} BLEU over random weights at equal updates, goal +{GOAL:g}: {word}"
                 )
-                lines.append(f"- {name}: {told}.")
+                lines.append(f"- {name}: {verdict}.")
             if len(veco) and len(xlm):
                 deviations = ", ".join(show_mean(values) for values in (veco, xlm))
                 lines.append(f"- {name}: over XLM {judge(veco, xlm)} ({deviations}).")
@@ -188,13 +194,13 @@ def list_goals(results: Results) -> str:
 
 
 def list_starts(results: Results) -> list[tuple[str, str]]:
-    """List what translations started from, in the order of the tables."""
+    """Return the starts of translations, in the order of the tables."""
     every = [(start, method) for start in STARTS for method in METHODS]
     return [pair for pair in every if any(results.translated(name, *pair) for name in DIRECTIONS)]
 
 
 def tabulate_translation(results: Results) -> str:
-    """Compare what translation starts from, with random weights and with XLM of the same start."""
+    """Compare starts of translation with random weights, and with XLM from the same start."""
     header = ["start", "seeds"]
     for direction in DIRECTIONS:
         name = name_direction(direction)
@@ -216,12 +222,12 @@ def tabulate_translation(results: Results) -> str:
 
 
 def average_curve(runs: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
-    """Average the learning curves of several seeds."""
+    """Return the mean learning curve of several seeds."""
     return [(int(step), float(bleu)) for step, bleu in np.mean([r["curve"] for r in runs], axis=0)]
 
 
 def tabulate_curves(results: Results) -> str:
-    """Write BLEU on validation sentences along training, greedy."""
+    """Tabulate BLEU of greedy search on validation sentences by step."""
     rows, steps = [], []
     for direction in DIRECTIONS:
         for start, method in list_starts(results):
@@ -235,7 +241,7 @@ def tabulate_curves(results: Results) -> str:
 
 
 def tabulate_decoders(results: Results) -> str:
-    """Compare decoders of all, the last and the first layers, and a cross-attention drawn anew."""
+    """Compare decoders of all, the last and the first layers, and a random cross-attention."""
     direction = DIRECTIONS[0]
     kinds = {
         "random, all layers": (SCRATCH, NONE, FULL),
@@ -243,7 +249,7 @@ def tabulate_decoders(results: Results) -> str:
         "VECO, first layers": (MINI, PLUG, FIRST),
         "VECO, last layers": (MINI, PLUG, LAST),
         "VECO, all layers": (MINI, PLUG, FULL),
-        "VECO, all layers, cross-attention drawn anew": (MINI, PLUG, FRESH),
+        "VECO, all layers, random cross-attention": (MINI, PLUG, FRESH),
     }
     runs = {name: results.translated(direction, *kind) for name, kind in kinds.items()}
     bleu = {name: np.array([run["bleu"] for run in mine]) for name, mine in runs.items()}
@@ -271,7 +277,7 @@ def tabulate_decoders(results: Results) -> str:
 
 
 def tabulate_pretraining(results: Results, start: str) -> str:
-    """Compare methods as encoders, and by the translation learnt from them."""
+    """Compare methods as encoders, and by translation trained from them."""
     header = [start, "seeds", "Tatoeba", "AER", "POS en", "POS others", "NER en", "NER others"]
     header += [f"BLEU {name_direction(direction)}" for direction in DIRECTIONS]
     rows = []
@@ -293,7 +299,7 @@ def tabulate_pretraining(results: Results, start: str) -> str:
 
 
 def tabulate_claims(results: Results, start: str) -> str:
-    """Say where the paper's order holds."""
+    """Tabulate where the order of the paper holds."""
     columns = {measure: MEASURES[measure] for measure in UNDERSTANDING}
     columns |= {direction: f"BLEU {name_direction(direction)}" for direction in DIRECTIONS}
     rows = []
@@ -302,8 +308,8 @@ def tabulate_claims(results: Results, start: str) -> str:
         cells = [f"{name_start(start, better)} above {name_start(*other)} ({table})"]
         for measure in columns:
             one, two = results.values(measure, start, better), results.values(measure, *other)
-            told = judge(one, two, SIGNS.get(measure, 1))
-            cells.append(told if measure in measures else "")
+            verdict = judge(one, two, SIGNS.get(measure, 1))
+            cells.append(verdict if measure in measures else "")
         if any(cell not in ("", "–") for cell in cells[1:]):
             rows.append(cells)
     return make_table(["gain, more is better", *columns.values()], rows)
@@ -323,7 +329,7 @@ def tabulate_layers(results: Results, measure: str) -> str:
 
 
 def tabulate_cost(results: Results) -> str:
-    """Say what runs cost, beside the others on the same device."""
+    """Tabulate the cost of runs."""
     rows = []
     groups: dict[str, Runs] = {}
     for run in results.cells:
@@ -339,8 +345,8 @@ def tabulate_cost(results: Results) -> str:
     return make_table(["", "runs", "tokens/s", "s to train", "s to test"], rows)
 
 
-def draw_pictures(results: Results, report: Path) -> list[Path]:
-    """Draw learning curves and all measures by layer, if there is matplotlib."""
+def draw_plots(results: Results, report: Path) -> list[Path]:
+    """Plot learning curves and all measures by layer, if matplotlib is installed."""
     from calque.errors import MissingExtra
     from calque.report.plots import check_plot, plot_curves, plot_layers, save_plot
 
@@ -348,7 +354,7 @@ def draw_pictures(results: Results, report: Path) -> list[Path]:
     try:
         check_plot(paths["curves"])
     except MissingExtra as error:
-        print(f"no pictures: {error}")
+        print(f"no plots: {error}")
         return []
     drawn = []
     panels = {
@@ -379,3 +385,9 @@ def draw_pictures(results: Results, report: Path) -> list[Path]:
         save_plot(plot_layers(layers, label="%"), paths["layers"])
         drawn.append(paths["layers"])
     return drawn
+
+
+if __name__ == "__main__":
+    import veco_study
+
+    veco_study.main()

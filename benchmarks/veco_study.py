@@ -1,27 +1,30 @@
-"""VECO in small: a plug-in cross-attention beside XLM and mBART, for understanding and translation.
+"""Reproduce VECO on a small scale: plug-in cross-attention compared with XLM and mBART.
 
     python benchmarks/veco_pack.py DATA -o PACK
     python benchmarks/veco_study.py PACK -o OUT [--jobs 6] [--minutes 9] [--only scratch,en-de]
     python benchmarks/veco_study.py --report-only -o OUT
+    python benchmarks/veco_study.py --tiny
 
-First every method pre-trains an encoder for the same steps on the same text, with several seeds,
-from scratch and from calque-mini: `xlm` is MLM + TLM, `mbart` denoising + translation, `veco`
-CA-MLM + TLM; `plug`, from calque-mini only, is VECO's first stage to the end, in which nothing but
-the cross-attention learns. Then Multi30k is learnt from each of them, of the same seed, and from
-random weights (scratch-none) and calque-mini itself (mini-none): the encoder's layers are shared
-with the decoder in all alike, and its cross-attention is VECO's, mBART's, or random. At last come
-decoders of `plug`: of its last or first layers, and one whose cross-attention is drawn anew.
+Every method first pre-trains an encoder for the same number of steps on the same text with several
+seeds, from scratch and from calque-mini: `xlm` is MLM + TLM, `mbart` denoising + translation,
+`veco` CA-MLM + TLM. `plug`, only from calque-mini, is the first stage of VECO for all steps: only
+the cross-attention is trained. Then translation of Multi30k is trained from each of these models
+with the same seed, from random weights (scratch-none) and from calque-mini itself (mini-none). In
+all of them the decoder shares the layers of the encoder, and the cross-attention is that of VECO,
+of mBART, or random. Finally there are decoders of `plug` with its last or first layers, and one
+with a random cross-attention.
 
-A run leaves OUT/cells/NAME.json, and one whose file is there is not made again; OUT/study.json is
-all of them, from which OUT/cells is filled again on another machine. Pre-trained models stay in
-OUT/models, and are trained again where they are missing and needed. Worker processes take the runs
-one after the other, the most important first; when the minutes are over, what is still running is
-given up, and the same command goes on. OUT/study.md and the pictures are made of the results, also
-elsewhere and later (--report-only).
+A run writes OUT/cells/NAME.json and is skipped if this file exists; OUT/study.json contains all of
+them, so that the study can be continued on another machine. Pre-trained models stay in OUT/models,
+and are trained again if they are missing and needed. Worker processes execute the runs in the order
+of their importance. When the minutes are over, unfinished runs are stopped; the same command
+continues them. OUT/study.md and its plots are made from the results, also later and elsewhere
+(--report-only). `--tiny` without PACK packs sentences of the demo, trains tiny models for a few
+steps and writes the report.
 
-Tatoeba, AER and probes of POS and NER are as in benchmarks/metaxlm.py, of the encoder alone. BLEU
-along training is that of a greedy search on validation sentences, in the end that of five beams on
-a test.
+Tatoeba, AER and the probes of POS and NER are those of benchmarks/metaxlm.py, for the encoder
+alone. BLEU during training is that of greedy search on validation sentences, and at the end that of
+five beams on a test set.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ import numpy as np
 from metaxlm import MAX_LENGTH, SHAPE, TINY_SHAPE, result_path, score_model
 from metaxlm_report import unpack_results
 from run_queue import RunQueue, execute_runs, remove_leftovers
+from tiny_data import LANGUAGES as TINY_LANGUAGES
+from veco_pack import pack_tiny
 from veco_report import (
     DIRECTIONS,
     FULL,
@@ -55,7 +60,7 @@ from veco_report import (
     write_report,
 )
 
-# The recipe of a method, and a recipe's objectives: as many tokens each, as much of it hidden.
+# The recipe of a method, and the objectives of a recipe, with the same share of masked tokens.
 RECIPES = {"xlm": "xlm-tlm", "mbart": "mbart", PLUG: "veco", VECO: "veco"}
 OBJECTIVES = {
     "xlm-tlm": "{kind: masked_lm, probability: 0.25}, {kind: translation_lm, probability: 0.25}",
@@ -63,16 +68,16 @@ OBJECTIVES = {
     "veco": "{kind: cross_attention_lm, probability: 0.25}, "
     "{kind: translation_lm, probability: 0.25}",
 }
-# The decoders that are compared, on one direction.
+# The decoders that are compared in one direction.
 DECODERS = {
     "last": "{{layers: {n}, which: last, tie: all, languages: {languages}}}",
     "first": "{{layers: {n}, which: first, tie: all, languages: {languages}}}",
     "fresh": "{{cross_attention: random, tie: all, languages: {languages}}}",
     FULL: "{{tie: all, languages: {languages}}}",
 }
-FREEZE_SHARE = 0.2  # of the steps, the first stage of a start that knows something
-N_POINTS = 5  # of a learning curve
-# What results depend on.
+FREEZE_SHARE = 0.2  # share of the steps in the first stage, if the start is a trained model
+N_POINTS = 5  # points of a learning curve
+# The options that results depend on.
 PRETRAINING_KEY = ("steps", "rate", "batch_tokens", "set", "tiny", "languages")
 MINI_KEY = ("mini", "mini_steps", "mini_rate", "batch_tokens", "set", "tiny", "languages")
 TRANSLATION_KEY = ("updates", "translation_rate", "translation_tokens", "dropout", "test")
@@ -80,44 +85,66 @@ TRANSLATION_KEY += ("shallow", "curve_lines")
 
 
 def main() -> None:
-    """Read the options, make the runs that are missing, and write the report."""
+    """Read the options, execute the missing runs, and write the report."""
     options = parse_options()
+    if options.tiny and options.pack is None and not options.report_only:
+        return run_tiny(options)
     if not options.report_only and options.pack is None:
-        return print("needs a folder PACK of benchmarks/veco_pack.py: skipped")
+        return print("skipped: this study needs a PACK of benchmarks/veco_pack.py, or --tiny")
     n_missing = 0 if options.report_only else do_all(options)
     write_report(options.out, options.report)
     if n_missing:
-        sys.exit(f"{n_missing} runs are missing: the same command does them")
+        sys.exit(f"{n_missing} runs are missing: repeat the command to continue")
     return None
 
 
+def run_tiny(options: argparse.Namespace) -> None:
+    """Execute VECO from scratch and translation from it, with data of the demo."""
+    with tempfile.TemporaryDirectory() as folder:
+        options.pack, options.out = pack_tiny(Path(folder)), Path(folder) / "out"
+        options.mini = str(Path(folder) / "data" / "encoder")
+        options.languages, options.seeds = ",".join(TINY_LANGUAGES), 1
+        options.only = options.only or "scratch-veco,en-de-scratch-veco"
+        n_missing = do_all(options)
+        write_report(options.out)
+        assert not n_missing, "a run failed"
+
+
 def parse_options() -> argparse.Namespace:
-    """Say what there is to choose."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pack", type=Path, nargs="?", help="made by benchmarks/veco_pack.py")
-    parser.add_argument("-o", "--out", type=Path, default=Path("veco"), help="results go here")
-    parser.add_argument("--mini", default="calque-mini", help="the encoder to start from")
-    parser.add_argument("--only", help="runs whose names begin so, and what they need")
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--steps", type=int, default=700, help="of pre-training from scratch")
-    parser.add_argument("--rate", type=float, default=8e-4, help="the highest learning rate")
-    parser.add_argument("--mini-steps", type=int, default=350, help="of pre-training calque-mini")
+    parser.add_argument("pack", type=Path, nargs="?", help="written by benchmarks/veco_pack.py")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("veco"), help="folder of the results"
+    )
+    parser.add_argument("--mini", default="calque-mini", help="the encoder called calque-mini here")
+    parser.add_argument("--only", help="runs with these prefixes, and the runs they need")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--steps", type=int, default=700, help="steps of pre-training from scratch")
+    parser.add_argument("--rate", type=float, default=8e-4, help="maximum learning rate")
+    parser.add_argument(
+        "--mini-steps", type=int, default=350, help="steps of pre-training calque-mini"
+    )
     parser.add_argument("--mini-rate", type=float, default=3e-4)
-    parser.add_argument("--batch-tokens", type=int, default=16_384, help="a step and objective")
-    parser.add_argument("--updates", type=int, default=700, help="of translation")
+    parser.add_argument("--batch-tokens", type=int, default=16_384, help="per step and objective")
+    parser.add_argument("--updates", type=int, default=700, help="in training of translation")
     parser.add_argument("--translation-rate", type=float, default=5e-4)
-    parser.add_argument("--translation-tokens", type=int, default=8192, help="of both sides")
-    parser.add_argument("--dropout", type=float, default=0.1, help="of translation")
+    parser.add_argument(
+        "--translation-tokens", type=int, default=8192, help="of both sides together"
+    )
+    parser.add_argument("--dropout", type=float, default=0.1, help="in training of translation")
     parser.add_argument("--shallow", type=int, default=2, help="layers of a shallow decoder")
-    parser.add_argument("--test", default="test_2016_flickr", help="the test of translation")
-    parser.add_argument("--curve-lines", type=int, default=200, help="of the validation text")
-    parser.add_argument("--languages", default="de,fr,ro,cs,hi,ja,zh", help="of Tatoeba")
-    parser.add_argument("--jobs", type=int, default=1, help="workers; 1: this process")
-    parser.add_argument("--minutes", type=float, default=1e6, help="then it stops")
+    parser.add_argument("--test", default="test_2016_flickr", help="test set of translation")
+    parser.add_argument("--curve-lines", type=int, default=200, help="validation sentences")
+    parser.add_argument("--languages", default="de,fr,ro,cs,hi,ja,zh", help="languages of Tatoeba")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes; 1: no other process")
+    parser.add_argument("--minutes", type=float, default=1e6, help="time limit")
     parser.add_argument("--eager", action="store_true", help="do not compile on a GPU")
-    parser.add_argument("--set", action="append", default=[], help="changes all recipes: KEY=VALUE")
-    parser.add_argument("--tiny", action="store_true", help="a few steps of tiny models")
-    parser.add_argument("--report", type=Path, help="by default OUT/study.md")
+    parser.add_argument("--set", action="append", default=[], help="change all recipes: KEY=VALUE")
+    parser.add_argument(
+        "--tiny", action="store_true", help="tiny models, a few steps; without PACK, the demo"
+    )
+    parser.add_argument("--report", type=Path, help="default: OUT/study.md")
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args()
     options.start = time.monotonic()
@@ -128,12 +155,12 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-# What there is to run.
+# Runs.
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a pre-training with its scores, or with a direction a translation learnt from it."""
+    """One run: pre-training with its scores or, with a direction, translation trained from it."""
 
     start: str
     method: str
@@ -143,28 +170,28 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name the run: mini-veco-1, en-de-mini-veco-1, en-de-mini-veco-last-1."""
+        """The name of the run: mini-veco-1, en-de-mini-veco-1, en-de-mini-veco-last-1."""
         parts = [self.direction, self.start, self.method]
         parts += [self.decoder] * (self.decoder != FULL)
         return "-".join([*filter(None, parts), str(self.seed)])
 
     @property
     def source(self) -> Cell | None:
-        """Give the pre-training that a translation starts from, if there is one."""
+        """The pre-training that a translation starts from, if any."""
         if not self.direction or self.method == NONE:
             return None
         return Cell(self.start, self.method, self.seed)
 
     @property
     def family(self) -> tuple[str, ...]:
-        """Name what runs share that can use the same compiled step."""
+        """Runs of the same family can use the same compiled step."""
         if not self.direction:
             return self.method, self.start if self.method == VECO else ""
         return "translation", "shallow" if self.decoder in ("last", "first") else FULL
 
     @property
     def priority(self) -> int:
-        """Put calque-mini and random weights first, and a start before what is learnt from it."""
+        """Runs from calque-mini and random weights come first, and starts before their users."""
         if self.decoder != FULL:
             return 2
         if self.start == MINI or self.method == NONE:
@@ -173,18 +200,20 @@ class Cell:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Put the first seeds first."""
+        """The first seeds come first."""
         return self.seed, self.direction, METHODS.index(self.method)
 
 
 def list_cells(options: argparse.Namespace) -> list[Cell]:
-    """List the runs asked for, the first seeds first."""
+    """Return the requested runs, the first seeds first."""
     wanted = []
     for seed in range(1, options.seeds + 1):
         methods = [(start, method) for start in STARTS for method in METHODS]
-        methods.remove((SCRATCH, PLUG))  # there is nothing to keep
+        methods.remove((SCRATCH, PLUG))  # random weights are not worth freezing
         for start, method in methods:
-            if method != NONE or (start == MINI and seed == 1):  # nothing is drawn in mini itself
+            if method != NONE or (
+                start == MINI and seed == 1
+            ):  # calque-mini does not depend on the seed
                 wanted.append(Cell(start, method, seed))
             wanted += [Cell(start, method, seed, direction) for direction in DIRECTIONS]
         shallow = [Cell(MINI, PLUG, seed, DIRECTIONS[0], name) for name in DECODERS if name != FULL]
@@ -196,24 +225,24 @@ def list_cells(options: argparse.Namespace) -> list[Cell]:
 
 
 def model_folder(options: argparse.Namespace, cell: Cell) -> Path:
-    """Give the folder of a pre-trained model."""
+    """Return the folder of a pre-trained model."""
     return Path(options.out / "models" / f"{cell.name}-{run_key(options, cell)}")
 
 
 def has_result(options: argparse.Namespace, cell: Cell) -> bool:
-    """Tell whether a run's result is there, and of the same settings and text."""
+    """Return whether a run has a result with the same settings and text."""
     path = result_path(options.out, cell)  # type: ignore[arg-type]
     return path.exists() and json.loads(path.read_text())["key"] == run_key(options, cell)
 
 
 def is_ready(options: argparse.Namespace, cell: Cell) -> bool:
-    """Tell whether what a run starts from is there."""
+    """Return whether the model that a run starts from exists."""
     source = cell.source
     return source is None or model_folder(options, source).exists()
 
 
 def run_key(options: argparse.Namespace, cell: Cell) -> str:
-    """Identify all that a result depends on."""
+    """Return a hash of everything that a result depends on."""
     names = MINI_KEY if cell.start == MINI else PRETRAINING_KEY
     names += TRANSLATION_KEY if cell.direction else ()
     settings = {name: getattr(options, name) for name in names}
@@ -222,7 +251,7 @@ def run_key(options: argparse.Namespace, cell: Cell) -> str:
 
 
 def do_all(options: argparse.Namespace) -> int:
-    """Make the runs whose results are missing; count those that are missing still."""
+    """Execute the runs without results; return how many are missing afterwards."""
     for name in ("cells", "models"):
         (options.out / name).mkdir(parents=True, exist_ok=True)
     unpack_results(options.out)
@@ -240,22 +269,22 @@ def do_all(options: argparse.Namespace) -> int:
 
 
 def do_cell(options: argparse.Namespace, cell: Cell) -> None:
-    """Train and score one run, and write its result."""
+    """Train and score one model, and write the result."""
     import torch
 
     from calque.io.files import write_atomically
     from calque.models.loading import find_model
     from calque.training.loop import train
 
-    set_room(cell)
+    set_batch_shape(cell)
     times = {"begin": time.perf_counter()}
-    is_known = has_result(options, cell)  # the model alone is wanted
+    is_known = has_result(options, cell)  # only the model is needed
     is_trained = bool(cell.direction) or cell.method != NONE
     recipe, result = make_recipe(options, cell), {}
-    with tempfile.TemporaryDirectory(prefix=f".{cell.name}.", dir=options.out) as place:
-        run = Path(place) / "run"
+    with tempfile.TemporaryDirectory(prefix=f".{cell.name}.", dir=options.out) as scratch:
+        run = Path(scratch) / "run"
         if cell.direction:
-            result = learn_translation(options, cell, run)
+            result = train_translation(options, cell, run)
             times["train"] = time.perf_counter()
         else:
             text = options.pack / "text"
@@ -290,7 +319,7 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
 
 
 def make_recipe(options: argparse.Namespace, cell: Cell) -> Any:
-    """Shorten the recipe of a run, and let it start where it should."""
+    """Return the recipe of a run."""
     from calque.training.recipe_io import load_recipe
 
     settings = translation_settings if cell.direction else pretraining_settings
@@ -299,7 +328,7 @@ def make_recipe(options: argparse.Namespace, cell: Cell) -> Any:
 
 
 def common_settings(options: argparse.Namespace, start: str | None, steps: int) -> list[str]:
-    """Give what all recipes are changed in."""
+    """Return the changes of all recipes."""
     shape = zip(
         ("layers", "hidden", "heads", "intermediate"),
         TINY_SHAPE if options.tiny else SHAPE,
@@ -310,7 +339,7 @@ def common_settings(options: argparse.Namespace, start: str | None, steps: int) 
         *(f"model.{name}={value}" for name, value in shape),
         f"model.positions={MAX_LENGTH}",
         f"data.max_length={64 if options.tiny else MAX_LENGTH}",
-        "data.validation_examples=0",  # nor is anything compiled for them
+        "data.validation_examples=0",  # so that nothing is compiled for them
         f"schedule.steps={steps}",
         f"schedule.warmup={max(1, steps // 8)}",
         f"telemetry.every={max(1, steps // 10)}",
@@ -320,13 +349,13 @@ def common_settings(options: argparse.Namespace, start: str | None, steps: int) 
 
 
 def list_languages(options: argparse.Namespace) -> str:
-    """Name all languages as a recipe does: so all decoders have the same tokens."""
+    """Return all languages as in a recipe, so that all decoders have the same tokens."""
     known = json.loads((options.pack / "pack.json").read_text())["languages"]
     return f"[{', '.join(['en', *known])}]"
 
 
 def pretraining_settings(options: argparse.Namespace, cell: Cell) -> list[str]:
-    """Give what a pre-training is: a stage of cross-attention alone only where there is a start."""
+    """Return the changes for pre-training; only a trained start has a frozen first stage."""
     is_mini = cell.start == MINI
     steps, rate = (
         (options.mini_steps, options.mini_rate) if is_mini else (options.steps, options.rate)
@@ -353,7 +382,7 @@ def pretraining_settings(options: argparse.Namespace, cell: Cell) -> list[str]:
 
 
 def translation_settings(options: argparse.Namespace, cell: Cell) -> list[str]:
-    """Give what a translation is learnt by."""
+    """Return the changes for training of translation."""
     start = None if cell.start == SCRATCH else options.mini
     if cell.source is not None:
         start = model_folder(options, cell.source).resolve()
@@ -367,13 +396,13 @@ def translation_settings(options: argparse.Namespace, cell: Cell) -> list[str]:
         f"objectives.0.batch_tokens={options.translation_tokens}",
         f"seed={cell.seed}",
         f"optimizer.learning_rate={options.translation_rate}",
-        "average={kind: none}",  # so short a curve has no plateau to average over
+        "average={kind: none}",  # a run this short has no plateau to average over
         f"checkpoints.every={max(1, options.updates // N_POINTS)}",
     ]
 
 
 def read_speed(run: Path) -> float | None:
-    """Give the usual tokens a second."""
+    """Return the median of tokens per second."""
     from calque.training.telemetry import METRICS, read_metrics
 
     rows = read_metrics(run / METRICS)
@@ -382,10 +411,10 @@ def read_speed(run: Path) -> float | None:
     return float(np.median(known)) if known else None
 
 
-def learn_translation(options: argparse.Namespace, cell: Cell, run: Path) -> dict[str, Any]:
-    """Train a translation, score it quickly along the way, and in the end by a proper search.
+def train_translation(options: argparse.Namespace, cell: Cell, run: Path) -> dict[str, Any]:
+    """Train translation, with greedy search during training and beam search at the end.
 
-    Nothing is saved: so many checkpoints would take longer to write than to make.
+    No checkpoints are saved, because writing them would take longer than the training.
     """
     from calque.training.run import Run
     from calque.training.telemetry import Telemetry
@@ -411,13 +440,13 @@ def learn_translation(options: argparse.Namespace, cell: Cell, run: Path) -> dic
 
 
 def make_trainer(options: argparse.Namespace, cell: Cell, state: Any, telemetry: Any) -> Any:
-    """Build a trainer that measures BLEU where it would save a checkpoint."""
+    """Return a trainer that measures BLEU instead of saving checkpoints."""
     from calque.training.loop import Trainer
 
     recipe = state.recipe
 
     class CurveTrainer(Trainer):
-        """Measures BLEU during training, and saves nothing."""
+        """Measures BLEU during training and saves nothing."""
 
         def __init__(self) -> None:
             super().__init__(state, telemetry)
@@ -439,8 +468,9 @@ def make_trainer(options: argparse.Namespace, cell: Cell, state: Any, telemetry:
 def measure(
     run: Any, cell: Cell, folder: Path, name: str, n_lines: int | None, *, beams: int
 ) -> Any:
-    """Translate a test set by a model in training, and score it."""
-    from calque.evaluation.tasks.machine_translation import measure_translation, read_test_set
+    """Translate a test set with a model in training, and return its scores."""
+    from calque.evaluation.tasks.machine_translation import read_test_set
+    from calque.translation.bleu import score_translations
     from calque.translation.translate import Translator
 
     src, tgt = cell.direction.split("-")
@@ -448,16 +478,16 @@ def measure(
     run.module.eval()
     translator = Translator(run.encoder, beams=beams, tgt_lang=tgt, src_lang=src)
     with run.accelerator.autocast():
-        found = measure_translation(translator, sources[:n_lines], references[:n_lines])
+        translations = list(translator.translate(sources[:n_lines]))
     run.module.train()
-    return found
+    return score_translations(translations, references[:n_lines], tgt)
 
 
-def set_room(cell: Cell) -> None:
-    """Let both directions share a compiled step: German takes more than its half of a batch."""
-    from calque.objectives import generation as translation
+def set_batch_shape(cell: Cell) -> None:
+    """Give both directions the same shape, since German takes more than half of a batch."""
+    from calque.objectives import generation
 
-    translation.HALF = (11, 11) if cell.direction else (9, 9)
+    generation.TRANSLATION_SIZES = (11, 11) if cell.direction else (9, 9)
 
 
 if __name__ == "__main__":
