@@ -71,7 +71,7 @@ def main() -> None:
     for name, work in (("pack", pack), ("run", run), ("table", table)):
         step = steps.add_parser(name)
         step.set_defaults(work=work)
-        step.add_argument("place", type=Path, nargs="?", help="OUT" if name == "table" else "DATA")
+        step.add_argument("path", type=Path, nargs="?", help="OUT" if name == "table" else "DATA")
         step.add_argument("--model", default=MODEL)
         if name != "table":
             step.add_argument("-o", "--out", type=Path, required=True)
@@ -92,9 +92,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.tiny:
         sys.exit(run_tiny(parser))
-    if options.step is None or (
-        options.place is None and getattr(options, "archive", None) is None
-    ):
+    if options.step is None or (options.path is None and getattr(options, "archive", None) is None):
         print("skipped: this study needs data (see --help), or --tiny")
         return
     sys.exit(options.work(options))
@@ -173,14 +171,14 @@ def pack(options: argparse.Namespace) -> int:
     wanted = find_languages(options)
     files = {
         path
-        for name in find_tasks(options.place)
-        for _, path in find_data(options.place, TASKS[name].files)
+        for name in find_tasks(options.path)
+        for _, path in find_data(options.path, TASKS[name].files)
         if is_wanted(path.name, wanted)
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(options.out, "w:xz") as archive:
         for path in sorted(files):
-            archive.add(path, str(path.relative_to(options.place)), filter=strip_owner)
+            archive.add(path, str(path.relative_to(options.path)), filter=strip_owner)
     size = options.out.stat().st_size / 2**20
     print(f"{options.out}: {len(files)} files, {size:.1f} MiB, {' '.join(wanted)}")
     if size > MAX_MIB:
@@ -233,7 +231,7 @@ def run(options: argparse.Namespace) -> int:
 
     start = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
-    data = unpack(options.archive, options.out / "data") if options.archive else options.place
+    data = unpack(options.archive, options.out / "data") if options.archive else options.path
     if (options.out / PACKED).exists():
         unpack(options.out / PACKED, options.out / RESULTS)
     tasks = options.tasks.split(",") if options.tasks else find_tasks(data)
@@ -305,7 +303,7 @@ def table(options: argparse.Namespace) -> int:
     from calque.report.results import read_results
     from calque.report.tables import to_markdown
 
-    out = options.place
+    out = options.path
     if not (out / RESULTS).exists() and (out / PACKED).exists():
         unpack(out / PACKED, out / RESULTS)
     found = read_results([out / RESULTS])

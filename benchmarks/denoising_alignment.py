@@ -129,7 +129,7 @@ def synchronize() -> None:
 
 
 def run_rounds(steps: Sequence[TimedStep], options: argparse.Namespace) -> list[float]:
-    """Take all steps in turns; return the seconds that each of them needed to compile."""
+    """Run all steps in turn; return the seconds that each of them needed to compile."""
     compiled = [step.warm_up(options.warmup) for step in steps]
     for _ in range(options.rounds):
         for step in steps:
@@ -139,7 +139,7 @@ def run_rounds(steps: Sequence[TimedStep], options: argparse.Namespace) -> list[
 
 @contextmanager
 def vocabulary_of(size: int) -> Iterator[None]:
-    """Give new models this vocabulary size, whatever the tokenizer has."""
+    """Build new models with this vocabulary size instead of that of the tokenizer."""
     build_config = start.build_config
 
     def build(*arguments: Any) -> Any:

@@ -170,7 +170,7 @@ def measure(programs: dict[str, Prepare], n_rounds: int) -> dict[str, Timing]:
 
 
 class FreeEncoder(torch.nn.Module):
-    """Stands for an encoder; its states have one dimension and cost nothing."""
+    """A substitute for an encoder; its states have one dimension and cost nothing."""
 
     hidden_size = 1
 

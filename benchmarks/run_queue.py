@@ -43,7 +43,7 @@ class StudyRun(Protocol):
 
 
 class RunQueue:
-    """Gives runs to workers, if possible runs of a family that the worker has compiled.
+    """Distributes runs to workers, if possible runs of a family that the worker has compiled.
 
     Runs that are not ready, because they need the result of another run, wait for it.
     """
@@ -204,7 +204,7 @@ def _free_memory() -> None:
 
 @cache
 def _share_compiled_steps() -> None:
-    """Let the runs of a process share compiled steps: batch shapes must not depend on the seed."""
+    """Make batch shapes independent of the seed, so that the runs of a process share graphs."""
     import torch
 
     from calque.training import data

@@ -155,7 +155,7 @@ def select_runs(
     """Return the runs that are not done; failed runs are repeated.
 
     An outdated run is an error, or repeated with `overwrite`: results of two configurations in one
-    folder would be compared as if they had been made alike.
+    folder would be compared as if they had the same one.
     """
     selected = []
     for run in runs:
