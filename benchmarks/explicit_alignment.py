@@ -1,18 +1,20 @@
-"""What explicit alignment does to an encoder: retrieval and word alignment by layer, over seeds.
+"""Measure explicit alignment of an encoder: retrieval and word alignment by layer, over seeds.
 
     calque prepare weak -o TEXT
     python benchmarks/explicit_alignment.py TEXT --tatoeba DIR --gold DIR -o OUT [--jobs 6]
     python benchmarks/explicit_alignment.py --report-only -o OUT
+    python benchmarks/explicit_alignment.py --tiny
 
-TEXT is a folder made by `calque prepare` from linked bitext. Every method is a recipe that comes
-with Calque, from the same encoder on the same text for the same number of steps, their schedules
-shortened in proportion. Each run is a process of its own, `--jobs` of them at a time, and leaves
-OUT/NAME-SEED.json; a run whose file is there is not made again. OUT/study.md and the pictures are
-made of these files, also elsewhere and later (`--report-only`), where matplotlib is.
+TEXT is a folder written by `calque prepare` from linked bitext. Every method is a recipe of Calque,
+trained from the same encoder on the same text for the same number of steps, with the schedule
+shortened in proportion. Each run is a process, `--jobs` of them at a time; it writes
+OUT/NAME-SEED.json and is skipped if this file exists. OUT/study.md and its plots are made from
+these files, also later and elsewhere (`--report-only`). `--tiny` runs two methods on sentences of
+the demo.
 
-Tatoeba is the accuracy in both directions, averaged, by cosine of mean-pooled states as they are.
-AER is that of mutual argmax, of sentences read apart and read as pairs. With linear maps, states
-that are not English are mapped; these maps are of sentences read apart.
+Tatoeba is the mean accuracy of both directions by cosine of mean-pooled hidden states. AER is that
+of mutual argmax, with sentences encoded separately or jointly. With linear maps, states of other
+languages than English are mapped; these maps are meant for separately encoded sentences.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     Results = dict[str, list[dict[str, Any]]]
     Values = npt.NDArray[np.float64]
 
-# A recipe and what is changed in it. Those of the first group are run unless others are asked for.
+# Recipes and their changes. The methods of the first group are the default.
 NONE = "none"
 METHODS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     NONE: (None, ()),
@@ -80,71 +82,105 @@ VARIANTS: dict[str, tuple[str | None, tuple[str, ...]]] = {
         ("objectives=[{kind: sentence_contrastive, temperature: 0.05, batch_tokens: 98304}]",),
     ),
     "sentence+tlm": ("sentence-contrastive", ()),
-    "mini-align": ("calque-mini-align", ()),  # needs text without links too
+    "mini-align": ("calque-mini-align", ()),  # also needs text without links
 }
 ALL = METHODS | VARIANTS
-# Solved, not trained: the seed changes nothing.
-CERTAIN = {NONE, "procrustes", "least-squares"}
+# Not trained: the result does not depend on the seed.
+DETERMINISTIC = {NONE, "procrustes", "least-squares"}
 LANGUAGES = "de,fr,es,ro,cs,hi,ja,sv,pt,ru,zh,ar,tr,vi,fi"
-TATOEBA, APART, JOINT = "tatoeba", "aer_apart", "aer_joint"
-MEASURES = {TATOEBA: "Tatoeba accuracy", APART: "AER, read apart", JOINT: "AER, read as pairs"}
+TATOEBA, SEPARATE, JOINT = "tatoeba", "aer_apart", "aer_joint"
+MEASURES = {TATOEBA: "Tatoeba accuracy", SEPARATE: "AER, separate", JOINT: "AER, joint"}
 TO_ENGLISH = "tatoeba_to_english"
-# Whether more is better.
-SIGNS = {TATOEBA: 1, APART: -1, JOINT: -1}
+# 1 if higher is better, −1 otherwise.
+SIGNS = {TATOEBA: 1, SEPARATE: -1, JOINT: -1}
 
 
 def main() -> None:
-    """Read the options; do one run, or all that are missing and the report."""
+    """Do one run, or all missing runs and the report."""
     options = parse_options()
     if options.one is not None:
         method, seed = options.one
-        return do_run(options, method, int(seed))
-    if not options.report_only and None in (options.text, options.tatoeba, options.gold):
-        return print("needs a prepared TEXT, --tatoeba and --gold: skipped")
-    n_failed = 0 if options.report_only else do_all(options)
-    write_report(options)
-    if n_failed:
-        sys.exit(f"{n_failed} runs failed: the same command does them again")
-    return None
+        do_run(options, method, int(seed))
+    elif options.tiny:
+        with tempfile.TemporaryDirectory() as folder:
+            make_tiny(options, Path(folder))
+            for method in options.methods:
+                do_run(options, method, 1)
+            write_report(options)
+            print(options.report.read_text(encoding="utf-8"))
+    elif not options.report_only and None in (options.text, options.tatoeba, options.gold):
+        print("skipped: this study needs a prepared TEXT, --tatoeba and --gold, or --tiny")
+    else:
+        n_failed = 0 if options.report_only else do_all(options)
+        write_report(options)
+        if n_failed:
+            sys.exit(f"{n_failed} runs failed: the same command repeats them")
 
 
 def parse_options() -> argparse.Namespace:
-    """Say what there is to choose."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("text", type=Path, nargs="?", help="a prepared folder of linked bitext")
-    parser.add_argument("--tatoeba", type=Path, help="the folder of tatoeba.xxx-eng.xxx")
-    parser.add_argument("--gold", type=Path, help="the folder of NAME.text and NAME.gold")
-    parser.add_argument("-o", "--out", type=Path, default=Path("study"), help="results go here")
-    parser.add_argument("--start", default="calque-mini", help="the encoder to start from")
-    parser.add_argument("--methods", default=",".join(METHODS), help=f"of {', '.join(ALL)}")
+    parser.add_argument("text", type=Path, nargs="?", help="prepared folder of linked bitext")
+    parser.add_argument("--tatoeba", type=Path, help="folder of tatoeba.xxx-eng.xxx")
+    parser.add_argument("--gold", type=Path, help="folder of NAME.text and NAME.gold")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("study"), help="folder for the results"
+    )
+    parser.add_argument("--start", default="calque-mini", help="encoder to start from")
+    parser.add_argument(
+        "--methods", default=",".join(METHODS), help=f"choose from {', '.join(ALL)}"
+    )
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--languages", default=LANGUAGES, help="those of Tatoeba")
-    parser.add_argument("--compile", action="store_true", help="worth its minute in long runs")
-    parser.add_argument("--set", action="append", default=[], help="changes all recipes: KEY=VALUE")
-    parser.add_argument("--keep", action="store_true", help="keep the models, in OUT/NAME.run")
-    parser.add_argument("--report", type=Path, help="by default OUT/study.md")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs")
+    parser.add_argument("--languages", default=LANGUAGES, help="languages of Tatoeba")
+    parser.add_argument("--compile", action="store_true", help="pays off in long runs")
+    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE, for all recipes")
+    parser.add_argument("--keep", action="store_true", help="keep the models in OUT/NAME.run")
+    parser.add_argument("--report", type=Path, help="default: OUT/study.md")
     parser.add_argument("--report-only", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="three methods, tiny model and data")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.methods = list(dict.fromkeys([NONE, *options.methods.split(",")]))
     unknown = [name for name in options.methods if name not in ALL]
     if unknown:
-        parser.error(f"no method is called {unknown[0]}: choose from {', '.join(ALL)}")
+        parser.error(f"there is no method {unknown[0]}: choose from {', '.join(ALL)}")
     return options
 
 
-# Running.
+def make_tiny(options: argparse.Namespace, folder: Path) -> None:
+    """Write tiny data and a tiny model, and choose settings for them."""
+    from tiny_data import write_data
+
+    from calque.io.cleaning import CleaningRules
+    from calque.tokens.prepare import TextSource, prepare_corpora
+    from calque.tokens.tokenizer import load_tokenizer
+
+    start = write_data(folder)
+    options.gold, options.tatoeba = folder / "gold_alignments", folder / "tatoeba"
+    options.text, options.out, options.start = folder / "text", folder / "out", str(start)
+    text, links = options.gold / "de-en.text", options.gold / "de-en.gold"
+    source = TextSource((text,), ("de", "en"), links=links)
+    prepare_corpora([source], load_tokenizer(start), options.text, rules=CleaningRules())
+    for path in options.gold.glob("*.gold"):  # maps of other languages are not trained
+        if path.stem != "de-en":
+            path.unlink()
+    options.out.mkdir()
+    options.report = options.out / "study.md"
+    options.methods, options.languages, options.steps = [NONE, "weak", "procrustes"], "de", 2
+    options.set = ["objectives.0.batch_tokens=512", "data.validation_examples=2"]
+
+
+# Runs.
 
 
 def do_all(options: argparse.Namespace) -> int:
-    """Make the runs whose results are missing, some at a time; count those that fail."""
+    """Do the missing runs, several at the same time; return the number of failures."""
     options.out.mkdir(parents=True, exist_ok=True)
     wanted = [
         (method, seed)
         for method in options.methods
-        for seed in range(1, 2 if method in CERTAIN else options.seeds + 1)
+        for seed in range(1, 2 if method in DETERMINISTIC else options.seeds + 1)
     ]
     missing = [job for job in wanted if not is_done(options, *job)]
     print(f"{len(missing)} runs of {len(wanted)} to do, {options.jobs} at a time", flush=True)
@@ -167,7 +203,7 @@ def do_all(options: argparse.Namespace) -> int:
 
 
 def is_done(options: argparse.Namespace, method: str, seed: int) -> bool:
-    """Tell whether a run's result is there, and is of the same recipe, text and tests."""
+    """Return whether a run has a result for the same recipe, text and tests."""
     path = result_path(options.out, method, seed)
     return path.exists() and json.loads(path.read_text())["key"] == run_key(options, method, seed)
 
@@ -177,7 +213,7 @@ def result_path(out: Path, method: str, seed: int, suffix: str = ".json") -> Pat
 
 
 def run_key(options: argparse.Namespace, method: str, seed: int) -> str:
-    """Identify all that a result depends on."""
+    """Return a hash of everything that a result depends on."""
     from calque.tokens.prepare import open_prepared
 
     text = [[*corpus.languages, *corpus.n_tokens] for corpus in open_prepared(options.text)]
@@ -189,7 +225,7 @@ def run_key(options: argparse.Namespace, method: str, seed: int) -> str:
 
 @cache
 def hash_weights(start: str) -> str:
-    """Tell one encoder from another of the same name."""
+    """Return a hash of the weights of an encoder."""
     from calque.models.loading import find_model
 
     digest = hashlib.sha256()
@@ -199,16 +235,16 @@ def hash_weights(start: str) -> str:
 
 
 def make_recipe(options: argparse.Namespace, method: str, seed: int) -> Recipe | None:
-    """Shorten a bundled recipe to the steps of the study."""
+    """Return a bundled recipe, shortened to the steps of the study."""
     from calque.training.recipe_io import load_recipe
 
     name, overrides = ALL[method]
     if name is None:
         return None
-    usual = load_recipe(name)
-    warmup = round(usual.schedule.warmup / usual.schedule.steps * options.steps)
-    # Maps are kept by their validation loss: as often as in the whole run, but no more than that.
-    validations = usual.schedule.steps // usual.checkpoints.validate_every
+    full = load_recipe(name)
+    warmup = round(full.schedule.warmup / full.schedule.steps * options.steps)
+    # The best maps by validation loss are kept: validate as often as in a full run.
+    validations = full.schedule.steps // full.checkpoints.validate_every
     settings = [
         f"model.start={options.start}",
         f"seed={seed}",
@@ -231,10 +267,10 @@ def do_run(options: argparse.Namespace, method: str, seed: int) -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     path = result_path(options.out, method, seed)
-    with tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=options.out) as place:
-        folder = result_path(options.out, method, seed, ".run") if options.keep else Path(place)
+    with tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=options.out) as scratch:
+        folder = result_path(options.out, method, seed, ".run") if options.keep else Path(scratch)
         if options.keep:
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that failed, or of another recipe
+            shutil.rmtree(folder, ignore_errors=True)  # left by a failed run or another recipe
         started = time.perf_counter()
         model = train_method(options, method, seed, folder)
         trained = time.perf_counter()
@@ -243,7 +279,7 @@ def do_run(options: argparse.Namespace, method: str, seed: int) -> None:
         "method": method,
         "seed": seed,
         "key": run_key(options, method, seed),
-        "steps": 0 if method in CERTAIN else options.steps,
+        "steps": 0 if method in DETERMINISTIC else options.steps,
         "text": describe_text(options.text),
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "train_seconds": round(trained - started, 1),
@@ -255,7 +291,7 @@ def do_run(options: argparse.Namespace, method: str, seed: int) -> None:
 
 
 def describe_text(text: Path) -> dict[str, int]:
-    """Count what the runs may read."""
+    """Count the languages and linked pairs of the text."""
     from calque.tokens.prepare import open_prepared
 
     linked = [corpus for corpus in open_prepared(text) if corpus.linked]
@@ -264,7 +300,7 @@ def describe_text(text: Path) -> dict[str, int]:
 
 
 def train_method(options: argparse.Namespace, method: str, seed: int, folder: Path) -> Path:
-    """Train or solve, and give the folder of the finished model; that of the start for none."""
+    """Train a method and return the folder of its model, or that of the start for `none`."""
     from calque.models.loading import find_model
     from calque.training.loop import train
 
@@ -274,23 +310,23 @@ def train_method(options: argparse.Namespace, method: str, seed: int, folder: Pa
     return train(recipe, output=folder, prepared=options.text).model
 
 
-# Scoring.
+# Scores.
 
 
 def score_model(
     options: argparse.Namespace, folder: Path, device: str
 ) -> dict[str, dict[str, list[float]]]:
-    """Give the scores of a model in percent: by measure and language, layer after layer."""
+    """Return the scores of a model in percent by measure, language and layer."""
     from calque.models.encoder import Encoder
     from calque.models.language_maps import ABOUT_FILE, load_maps
 
-    # In single precision, so that the differences are those of training.
+    # In float32, so that differences are only due to training.
     encoder = Encoder.load(folder, device=device)
     if (folder / ABOUT_FILE).exists():
         maps = load_maps(folder, encoder.hidden_size, encoder.n_layers)
         encoder.maps = maps.to(device)
     scores = score_retrieval(encoder, options.tatoeba, options.languages.split(","))
-    scores[APART] = score_alignment(encoder, options.gold, "separate")
+    scores[SEPARATE] = score_alignment(encoder, options.gold, "separate")
     if encoder.maps is None:
         scores[JOINT] = score_alignment(encoder, options.gold, "joint")
     return scores
@@ -299,7 +335,7 @@ def score_model(
 def score_retrieval(
     encoder: Encoder, data: Path, languages: Sequence[str]
 ) -> dict[str, dict[str, list[float]]]:
-    """Score Tatoeba: the mean of both directions, and the one that is usually given."""
+    """Return the accuracy on Tatoeba, as the mean of both directions and into English."""
     from calque.evaluation.settings import TaskSettings
     from calque.evaluation.tasks.tatoeba import measure as measure_tatoeba
 
@@ -313,9 +349,10 @@ def score_retrieval(
 
 
 def score_alignment(encoder: Encoder, data: Path, encode: Any) -> dict[str, list[float]]:
-    """Score mutual argmax on every gold set."""
-    from calque.evaluation.tasks.alignment_error import count_layers, read_test
+    """Return the AER of mutual argmax on every gold set."""
+    from calque.evaluation.tasks.alignment_error import list_languages, read_test
     from calque.word_alignment.neural import WordAligner
+    from calque.word_alignment.scoring import count_layers
 
     found = {}
     for name in list_languages(data):
@@ -327,18 +364,18 @@ def score_alignment(encoder: Encoder, data: Path, encode: Any) -> dict[str, list
     return found
 
 
-# Telling.
+# Report.
 
 
 def write_report(options: argparse.Namespace) -> None:
-    """Write tables and pictures of all results that there are."""
+    """Write tables and plots of all results."""
     results = read_results(options.out)
     path = options.report or options.out / "study.md"
-    pictures = draw_pictures(results, path)
+    plots = draw_plots(results, path)
     parts = [
         describe_runs(results),
         tabulate_summary(results),
-        *(f"![By layer]({picture.name})" for picture in pictures),
+        *(f"![By layer]({plot.name})" for plot in plots),
         *(f"## {title} by layer\n\n{tabulate_layers(results, m)}" for m, title in MEASURES.items()),
         *(
             f"## {title} by language, at the best layer\n\n{tabulate_languages(results, measure)}"
@@ -350,36 +387,36 @@ def write_report(options: argparse.Namespace) -> None:
 
 
 def read_results(out: Path) -> Results:
-    """Read what runs have left, by method, in the order of their declaration."""
+    """Read the results of all runs by method, in the order of METHODS and VARIANTS."""
     found: Results = {name: [] for name in ALL}
     for path in sorted(out.glob("*-*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         found[content["method"]].append(content)
     if not found[NONE]:
-        sys.exit(f"{out}: no result of {NONE}, to compare others with")
+        sys.exit(f"{out} has no result of the method {NONE}, with which the others are compared")
     return {name: runs for name, runs in found.items() if runs}
 
 
 def describe_runs(results: Results) -> str:
-    """Say what was run, and how to read the tables."""
+    """Describe the runs and the tables."""
     steps = sorted({run["steps"] for runs in results.values() for run in runs} - {0})
     shown = " and ".join(f"{n:,}" for n in steps)
     text, n_layers = results[NONE][0]["text"], len(collect(results[NONE], TATOEBA)[0]) - 1
     languages = ", ".join(results[NONE][0]["scores"][TATOEBA])
-    pairs = ", ".join(results[NONE][0]["scores"][APART])
+    pairs = ", ".join(results[NONE][0]["scores"][SEPARATE])
     devices = ", ".join(sorted({run["device"] for runs in results.values() for run in runs}))
     return f"""# Explicit alignment by method and layer
 
 {text["pairs"]:,} linked pairs of English and {text["languages"]} languages; {shown} steps; layers
 0 (the embedding) to {n_layers}; {devices}. Tatoeba: {languages}. AER: {pairs}.
 
-Means ± standard deviations over seeds (ddof 1). In brackets the difference from before; ↑ better
-and ↓ worse by more than one standard deviation, which a single run does not have. The best layer is
-the best on these tests, by the mean over the seeds. Linear maps are of sentences read apart."""
+Means ± standard deviations over seeds (ddof 1). In parentheses: the difference from the start; ↑
+and ↓ mean better and worse by more than one standard deviation. The best layer is that with the
+best mean over seeds on these tests. Linear maps are fitted to separately encoded sentences."""
 
 
 def collect(runs: Iterable[dict[str, Any]], measure: str, language: str | None = None) -> Values:
-    """Give runs × layers: of a language, or the mean of all; nothing if it was not measured."""
+    """Return runs × layers of a language or of the mean of all; empty if not measured."""
     tables = [run["scores"][measure] for run in runs if measure in run["scores"]]
     if language is None:
         return np.array([np.mean(list(table.values()), axis=0) for table in tables])
@@ -387,12 +424,12 @@ def collect(runs: Iterable[dict[str, Any]], measure: str, language: str | None =
 
 
 def find_best(values: Values, measure: str) -> int:
-    """Give the layer that is best on average."""
+    """Return the layer with the best mean."""
     return int((SIGNS[measure] * values.mean(axis=0)).argmax())
 
 
 def show_cell(values: Values, before: float | None, measure: str, note: str = "") -> str:
-    """Write mean ± deviation, the difference, and whether the difference exceeds the deviation."""
+    """Format mean ± deviation and the difference, marked if it exceeds the deviation."""
     mean = values.mean()
     shown = f"{mean:.1f}{note}"
     spread = values.std(ddof=1) if len(values) > 1 else None
@@ -400,7 +437,7 @@ def show_cell(values: Values, before: float | None, measure: str, note: str = ""
         shown = f"{mean:.1f} ± {spread:.1f}{note}"
     if before is None:
         return shown
-    change = round(mean - before, 1) + 0.0  # a difference that shows as none is none
+    change = round(mean - before, 1) + 0.0  # no sign before zero
     mark = ""
     if change and spread is not None and abs(mean - before) > spread:
         mark = " ↑" if SIGNS[measure] * change > 0 else " ↓"
@@ -408,7 +445,7 @@ def show_cell(values: Values, before: float | None, measure: str, note: str = ""
 
 
 def tabulate_summary(results: Results) -> str:
-    """Compare methods at their best layers and, for retrieval, at the last."""
+    """Compare methods at their best layers and, for retrieval, at the last layer."""
     header = [
         "",
         "seeds",
@@ -420,8 +457,8 @@ def tabulate_summary(results: Results) -> str:
     rows = []
     for method, runs in results.items():
         seconds = np.mean([run["train_seconds"] for run in runs])
-        cells = [method, "–" if method in CERTAIN else str(len(runs))]
-        for measure, layer in ((TATOEBA, None), (TATOEBA, -1), (APART, None), (JOINT, None)):
+        cells = [method, "–" if method in DETERMINISTIC else str(len(runs))]
+        for measure, layer in ((TATOEBA, None), (TATOEBA, -1), (SEPARATE, None), (JOINT, None)):
             values, old = collect(runs, measure), collect(results[NONE], measure)
             if not len(values):
                 cells.append("–")
@@ -449,7 +486,7 @@ def tabulate_layers(results: Results, measure: str) -> str:
 
 
 def tabulate_languages(results: Results, measure: str) -> str:
-    """Compare methods language by language, each method at the layer that is its best."""
+    """Compare methods language by language, each at its best layer."""
     languages = list(results[NONE][0]["scores"][measure])
     rows = []
     for method, runs in results.items():
@@ -465,13 +502,13 @@ def tabulate_languages(results: Results, measure: str) -> str:
 
 
 def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table in Markdown, figures to the right."""
+    """Return a table in Markdown with right-aligned numbers."""
     rule = ["---", *["--:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
 
 
-def draw_pictures(results: Results, report: Path) -> list[Path]:
-    """Draw all measures by layer, a few methods a picture, if there is matplotlib."""
+def draw_plots(results: Results, report: Path) -> list[Path]:
+    """Plot all measures by layer, a few methods per plot, if matplotlib is installed."""
     from calque.errors import MissingExtra
     from calque.report.plots import COLORS, check_plot, plot_layers, save_plot
 
@@ -484,7 +521,7 @@ def draw_pictures(results: Results, report: Path) -> list[Path]:
         try:
             check_plot(path)
         except MissingExtra as error:
-            print(f"no pictures: {error}")
+            print(f"no plots: {error}")
             return []
         panels = {
             title: {
