@@ -39,7 +39,7 @@ PIVOT = "en"
 LANGUAGES = "de,es,fr,it,pt,nl,fi,cs,hu,pl,ru,tr"
 MIN_TOKENS, MIN_COUNT = 4, 5
 MOST_ENGLISH = 250_000
-# Subsampling for a small text; see docs/static-vectors.md.
+# Subsampling for a small text; see docs/studies/static-vectors.md.
 SUBSAMPLE, EPOCHS = 1e-3, 5
 SKIPGRAM = {"vector_size": 300, "window": 5, "negative": 10, "sg": 1, "epochs": 10, "seed": 1}
 LEARNING = ("semi-supervised", "identical", "unsupervised")
