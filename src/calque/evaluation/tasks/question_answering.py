@@ -429,9 +429,15 @@ def encode_questions(
             ids.append(np.concatenate([head, part, special[2]]))
             rows.append((number, len(head), len(part), begin, *label))
         n_lost += not is_found
+    owners, firsts, n_text, offsets, starts, ends = np.array(rows, np.int64).reshape(-1, 6).T
     return QuestionExamples(
         Ragged.of(ids),
-        *np.array(rows, dtype=np.int64).reshape(-1, 6).T,
+        owners,
+        firsts,
+        n_text,
+        offsets,
+        starts,
+        ends,
         spans=[texts[question.context][1] for question in questions],
         pad_id=tokenizer.pad_token_id or 0,
         n_cut_questions=sum(
