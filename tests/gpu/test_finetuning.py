@@ -1,4 +1,4 @@
-"""On a GPU: fine-tuning in half precision, recorded or not, against single on the CPU."""
+"""Fine-tuning on a GPU in bfloat16, with and without CUDA graphs, compared with a CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 DATA = Path(__file__).parents[1] / "data" / "xtreme"
-# Without dropout, so that devices that draw otherwise can be compared.
+# Without dropout, because devices draw different random numbers.
 PLAIN = TaskSettings(
     epochs=4,
     learning_rate=5e-4,
@@ -56,7 +56,7 @@ def tune_tagger(
 
 @pytest.mark.parametrize("head", ["linear", "crf"])
 @pytest.mark.parametrize("graphs", [False, True])
-def test_half_precision_learns_as_single_on_the_cpu(
+def test_bfloat16_losses_are_close_to_those_of_the_cpu(
     tiny_encoder: Encoder, head: str, graphs: bool
 ) -> None:
     settings = replace(PLAIN, head=head, graphs=graphs)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def test_half_precision_learns_as_single_on_the_cpu(
 
 
 @pytest.mark.parametrize("setting", ["zero-shot", "features"])
-def test_a_recorded_update_is_the_update(tiny_encoder: Encoder, setting: str) -> None:
+def test_replayed_steps_equal_normal_steps(tiny_encoder: Encoder, setting: str) -> None:
     settings = replace(PLAIN, precision="fp32", setting=setting, graphs=False)  # type: ignore[arg-type]
     plain, plain_model = tune_tagger(tiny_encoder, "cuda", settings)
     replayed, model = tune_tagger(tiny_encoder, "cuda", replace(settings, graphs=True))
@@ -77,7 +77,7 @@ def test_a_recorded_update_is_the_update(tiny_encoder: Encoder, setting: str) ->
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_the_seed_decides(tiny_encoder: Encoder, graphs: bool) -> None:
+def test_losses_depend_on_the_seed_only(tiny_encoder: Encoder, graphs: bool) -> None:
     settings = replace(PLAIN, dropout=0.1, body_dropout=0.1, graphs=graphs)
     state = torch.cuda.get_rng_state()
     reports = [tune_tagger(tiny_encoder, "cuda", settings, seed)[0] for seed in (0, 0, 1)]
@@ -85,8 +85,8 @@ def test_the_seed_decides(tiny_encoder: Encoder, graphs: bool) -> None:
     assert reports[0].losses == reports[1].losses != reports[2].losses
 
 
-def test_recorded_dropout_differs_from_update_to_update(tiny_encoder: Encoder) -> None:
-    """With no learning the loss changes only by what dropout draws."""
+def test_dropout_of_replayed_steps_differs(tiny_encoder: Encoder) -> None:
+    """With learning rates near 0, only dropout changes the loss."""
     settings = replace(
         PLAIN,
         learning_rate=1e-30,
@@ -103,7 +103,7 @@ def test_recorded_dropout_differs_from_update_to_update(tiny_encoder: Encoder) -
 
 @pytest.mark.filterwarnings("ignore:.*ynchronization debug mode")
 @pytest.mark.parametrize("graphs", [False, True])
-def test_no_update_waits_for_the_device(tiny_encoder: Encoder, graphs: bool) -> None:
+def test_steps_do_not_wait_for_the_device(tiny_encoder: Encoder, graphs: bool) -> None:
     pairs = read_labeled_pairs(DATA / "xnli" / "dev-en.tsv")
     classes = sorted({pair.label for pair in pairs})
     examples = encode_texts(tiny_encoder.tokenizer, pairs, classes, 128)
@@ -114,7 +114,7 @@ def test_no_update_waits_for_the_device(tiny_encoder: Encoder, graphs: bool) -> 
 
     def watch(number: int, total: int) -> None:
         done.append(number)
-        # Recording itself waits, once; what comes after it in the epoch must not.
+        # Recording waits once; later steps of the epoch must not.
         if number == 5:
             torch.cuda.set_sync_debug_mode("error")
         if number == total // 2 - 1:

@@ -1,4 +1,4 @@
-"""On a GPU: plug-in fine-tuning in half precision, recorded or not, against single on the CPU."""
+"""Plug-in fine-tuning on a GPU, with and without CUDA graphs, compared with a CPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLAIN = TaskSettings(
 
 @pytest.fixture(scope="module")
 def pairs(tiny_encoder: Encoder) -> ClassPairs:
-    """German beside English, every fourth without."""
+    """German examples with English translations, except every fourth."""
 
     def encode(examples: Sequence[LabeledText], classes: list[str]) -> ClassExamples:
         return encode_texts(tiny_encoder.tokenizer, examples, classes, longest=64)
@@ -60,7 +60,7 @@ def tune(
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_it_learns_what_the_cpu_learns(
+def test_losses_are_close_to_those_of_the_cpu(
     tiny_encoder: Encoder, pairs: ClassPairs, graphs: bool
 ) -> None:
     expected, _ = tune(tiny_encoder, pairs, "cpu", PLAIN)
