@@ -41,7 +41,7 @@ def draw_states() -> torch.Tensor:
     return torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
 
 
-def test_arcs_as_written_in_the_paper() -> None:
+def test_arcs_as_in_the_paper() -> None:
     head = make_head()
     views = head.view(draw_states())
     scores = head.score_arcs(views, CELLS, IS_WORD)
@@ -55,7 +55,7 @@ def test_arcs_as_written_in_the_paper() -> None:
     assert (scores[1, :, 3] == IMPOSSIBLE_SCORE).all()
 
 
-def test_relations_as_torchs_bilinear_layer() -> None:
+def test_relations_equal_the_bilinear_layer_of_torch() -> None:
     head = make_head()
     views = head.view(draw_states())
     heads = torch.tensor([1, 5, 4, 0, 2])
@@ -78,7 +78,7 @@ def test_the_root_is_a_head_like_any_other() -> None:
     assert not torch.allclose(scores[0, :, 0], scores[0, :, 1])
 
 
-def test_scores_are_single_where_products_are_half() -> None:
+def test_scores_are_in_single_precision() -> None:
     head = make_head().float()
     with torch.autocast("cpu", torch.bfloat16):
         views = head.view(draw_states().float())
@@ -127,7 +127,7 @@ def best_by_trying(scores: np.ndarray) -> float:
 
 
 def best_by_networkx(scores: np.ndarray) -> float:
-    """Try every word as the root: without the others' root arcs no second root can be."""
+    """Try every word as the only root, by removing the root arcs of the others."""
     n_words = len(scores)
     found = []
     for root in range(n_words):
@@ -152,14 +152,14 @@ def test_no_tree_with_one_root_is_better(seed: int, n_words: int, whole: bool) -
 
 @settings(max_examples=12)
 @given(st.integers(0, 10_000), st.integers(6, 12))
-def test_longer_sentences_as_networkx_has_it(seed: int, n_words: int) -> None:
+def test_longer_sentences_equal_networkx(seed: int, n_words: int) -> None:
     scores = draw_scores(seed, n_words)
     heads = find_best_tree(scores)
     assert find_tree_error(heads.tolist()) is None
     assert total(scores, heads) == pytest.approx(best_by_networkx(scores), abs=1e-9)
 
 
-def test_as_the_library_of_others_has_it() -> None:
+def test_trees_equal_those_of_ufal() -> None:
     library = pytest.importorskip("ufal.chu_liu_edmonds")
     for seed in range(20):
         scores = draw_scores(seed, 40)
@@ -171,7 +171,7 @@ def test_as_the_library_of_others_has_it() -> None:
         assert find_best_tree(scores).tolist() == expected[1:]
 
 
-def test_a_second_root_is_given_up_by_hand() -> None:
+def test_a_second_root_is_removed_by_hand() -> None:
     # Both words want the root (9 + 8); with one root, 9 + 5 beats 8 + 3.
     assert find_best_tree(np.array([[9.0, 0, 3], [8, 5, 0]])).tolist() == [0, 1]
     assert find_best_tree(np.array([[9.0, 0, 9], [8, 5, 0]])).tolist() == [2, 0]
@@ -184,7 +184,7 @@ def test_a_cycle_is_broken_where_it_costs_least_by_hand() -> None:
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 7), min_size=1, max_size=5))
-def test_batches_do_as_sentences_alone(seed: int, sizes: list[int]) -> None:
+def test_batches_equal_single_sentences(seed: int, sizes: list[int]) -> None:
     scores = np.random.default_rng(seed).normal(size=(len(sizes), 8, 9))
     found, n_searched = decode_trees(scores, np.array(sizes))
     assert 0 <= n_searched <= len(sizes)
@@ -197,14 +197,14 @@ def test_batches_do_as_sentences_alone(seed: int, sizes: list[int]) -> None:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6))
-def test_trees_are_told_as_by_walking(heads: list[int]) -> None:
+def test_tree_check_equals_following_the_heads(heads: list[int]) -> None:
     heads = [min(head, len(heads)) for head in heads]
     array = np.array([[*heads, 0, 0]])
     is_word = np.arange(array.shape[1])[None] < len(heads)
     assert are_trees(array, is_word).tolist() == [find_tree_error(heads) is None]
 
 
-def test_scores_that_are_no_numbers_are_refused() -> None:
+def test_nan_scores_are_an_error() -> None:
     scores = np.zeros((1, 2, 3))
     scores[0, 1, 0] = np.nan
     with pytest.raises(ValueError, match="finite"):

@@ -1,4 +1,4 @@
-"""DeBERTa from the outside: its folders, its words, what is compiled, halved or not there."""
+"""DeBERTa: folders, words, compilation, half precision and unsupported features."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ TEXT = ["Our guests will arrive in a few minutes.", "Unsere Gäste kommen an.", 
 
 @pytest.fixture
 def folder(deberta_folder: Path, tmp_path: Path) -> Path:
-    """A copy of the model, to spoil."""
+    """A copy of the model that tests may damage."""
     return Path(shutil.copytree(deberta_folder, tmp_path / "model"))
 
 
 def read_pairs(encoder: Encoder, *, reset: bool, rows: bool, n_pairs: int = 3) -> TokenBatch:
-    """Lay pairs out, in three rows of 64 that sequences share or end to end."""
+    """Pack pairs, in three rows of 64 that sequences share or one after the other."""
     sides = encode_sentences(encoder.tokenizer, [*TEXT, *reversed(TEXT)])
     left, right = (
         Ragged.of([s.tolist() for s in part[:n_pairs]]) for part in (sides[:3], sides[3:])
@@ -50,7 +50,7 @@ def read_pairs(encoder: Encoder, *, reset: bool, rows: bool, n_pairs: int = 3) -
 
 
 def sharpen(encoder: Encoder) -> Encoder:
-    """Copy an encoder and make its weights large, so that attention is not even."""
+    """Copy an encoder and make its weights large, so that attention is not uniform."""
     encoder = deepcopy(encoder)
     with torch.no_grad():
         for name, weight in encoder.model.named_parameters():
@@ -60,7 +60,9 @@ def sharpen(encoder: Encoder) -> Encoder:
 
 
 @torch.no_grad()
-def test_a_saved_folder_is_a_plain_one(deberta_encoder: Encoder, deberta_folder: Path) -> None:
+def test_a_saved_folder_is_a_plain_hugging_face_folder(
+    deberta_encoder: Encoder, deberta_folder: Path
+) -> None:
     ids = deberta_encoder.tokenizer(TEXT, padding=True, return_tensors="pt")
     expected = deberta_encoder.model(**ids).logits
     model, report = AutoModelForMaskedLM.from_pretrained(deberta_folder, output_loading_info=True)
@@ -77,7 +79,7 @@ def test_a_saved_folder_is_a_plain_one(deberta_encoder: Encoder, deberta_folder:
 
 @torch.no_grad()
 def test_the_head_of_published_models_is_found(folder: Path, tmp_path: Path) -> None:
-    """They call it `lm_predictions`, and transformers does so where it is told `legacy: false`."""
+    """It is called `lm_predictions`, as transformers does with `legacy: false`."""
     config = DebertaV2Config.from_pretrained(folder)
     config.legacy = False
     published = AutoModelForMaskedLM.from_config(config).eval()
@@ -126,10 +128,10 @@ def test_a_body_alone_loads_with_a_warning(
         ({"position_buckets": 64}, "deberta.encoder.rel_embeddings.weight"),
     ],
 )
-def test_weights_of_another_description_are_refused(
+def test_weights_that_do_not_fit_the_configuration_are_errors(
     changes: dict[str, object], first: str, folder: Path
 ) -> None:
-    """transformers would leave some of them out, or draw others at random."""
+    """transformers would ignore some of them, or initialize others at random."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     problem = f"tensors are missing, superfluous or of a wrong shape, first {first}"
@@ -138,7 +140,7 @@ def test_weights_of_another_description_are_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_a_convolution_without_its_description_is_refused(
+def test_a_convolution_that_is_not_configured_is_an_error(
     deberta_encoder: Encoder, tmp_path: Path
 ) -> None:
     config = deepcopy(deberta_encoder.config)
@@ -152,8 +154,8 @@ def test_a_convolution_without_its_description_is_refused(
         Encoder.load(tmp_path)
 
 
-def test_words_and_marks(deberta_encoder: Encoder) -> None:
-    """Words apart are cut as in text, and pairs have the marks that its tokenizer gives them."""
+def test_words_and_special_tokens(deberta_encoder: Encoder) -> None:
+    """Words are tokenized as in text, and pairs have the tokenizer's special tokens."""
     tokenizer, words = deberta_encoder.tokenizer, ["Our", "guests", "will", "arrive", "."]
     (pieces,) = encode_words(tokenizer, [words])
     (ids,) = encode_sentences(tokenizer, [" ".join(words)])
@@ -168,7 +170,7 @@ def test_words_and_marks(deberta_encoder: Encoder) -> None:
 def test_a_sentencepiece_file_alone_names_the_package(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As mDeBERTa is published; transformers would speak of another package."""
+    """As mDeBERTa is published; the message of transformers names another package."""
     monkeypatch.setattr("calque.tokens.tokenizer.find_spec", lambda name: None)
     (folder / "tokenizer.json").rename(folder / "spm.model")
     with pytest.raises(InputError, match=r"spm\.model: .* sentencepiece.*pip install") as caught:
@@ -182,7 +184,7 @@ def test_a_sentencepiece_file_alone_names_the_package(
     ("reset", "known", "conv"),
     [(False, True, 0), (False, False, 0), (True, False, 0), (True, False, 3)],
 )
-def test_compiled_it_is_one_graph_for_all_batches(
+def test_all_batches_share_one_compiled_graph(
     reset: bool, known: bool, conv: int, deberta_encoder: Encoder
 ) -> None:
     from torch._dynamo.testing import CompileCounter
@@ -205,10 +207,10 @@ def test_compiled_it_is_one_graph_for_all_batches(
 
 
 @pytest.mark.parametrize("rows", [False, True])
-def test_one_square_of_distances_serves_all_where_positions_count_on(
+def test_one_distance_matrix_serves_all_sequences_with_default_positions(
     rows: bool, deberta_encoder: Encoder
 ) -> None:
-    """Their numbers, one for each two tokens and head, are what fills the memory otherwise."""
+    """Otherwise distances, one per pair of tokens and head, would fill the memory."""
     body = deberta_encoder.family.get_body(deberta_encoder.model)
     batches = [read_pairs(deberta_encoder, reset=reset, rows=rows) for reset in (False, True)]
     plain = pack(Ragged.of([[1, 5, 6, 2], [1, 7, 2]]), pad_id=0)
@@ -224,8 +226,8 @@ def test_one_square_of_distances_serves_all_where_positions_count_on(
 
 
 @pytest.mark.parametrize("rows", [False, True])
-def test_half_precision_is_finite_and_near(rows: bool, deberta_encoder: Encoder) -> None:
-    """Padding sees nothing, or only padding: its states must not spoil gradients either."""
+def test_half_precision_is_finite_and_close(rows: bool, deberta_encoder: Encoder) -> None:
+    """Padding attends to nothing or to padding; its states must not make gradients NaN."""
     encoder = deepcopy(deberta_encoder).train(False)
     batch = read_pairs(encoder, reset=True, rows=rows)
     (expected,) = encoder(batch)
@@ -239,7 +241,7 @@ def test_half_precision_is_finite_and_near(rows: bool, deberta_encoder: Encoder)
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_what_it_has_not_is_said(deberta_encoder: Encoder) -> None:
+def test_unsupported_features_are_errors(deberta_encoder: Encoder) -> None:
     with pytest.raises(InputError, match="'deberta-v2' have no cross-attention"):
         Veco.plug(deberta_encoder)
     start = random_weights(deberta_encoder.config)
@@ -247,10 +249,10 @@ def test_what_it_has_not_is_said(deberta_encoder: Encoder) -> None:
         build_seq2seq(DecoderPlan(), start, deberta_encoder.tokenizer)
 
 
-def test_nothing_is_said_on_the_way(
+def test_nothing_is_printed_while_loading(
     deberta_encoder: Encoder, deberta_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """transformers complains where it is asked to attend in another way."""
+    """transformers warns if another attention implementation is requested."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Encoder.load(deberta_folder)
@@ -258,7 +260,7 @@ def test_nothing_is_said_on_the_way(
     assert capfd.readouterr() == ("", "")
 
 
-def test_every_weight_of_the_body_learns(deberta_encoder: Encoder) -> None:
+def test_every_weight_of_the_body_gets_a_gradient(deberta_encoder: Encoder) -> None:
     encoder: Any = deepcopy(deberta_encoder)
     encoder(read_pairs(encoder, reset=False, rows=True))[0].cos().sum().backward()
     weights = dict(encoder.model.deberta.named_parameters())

@@ -51,7 +51,7 @@ MODERN: dict[str, Any] = {
 
 
 def modernbert(window: int) -> Callable[[], Any]:
-    """Every second layer sees `window` tokens in all, the others everything."""
+    """Every second layer attends to `window` tokens in total, the others to all."""
     return lambda: ModernBertConfig(**SIZES, **MODERN, local_attention=window)
 
 
@@ -70,7 +70,7 @@ RELATIVE: dict[str, Any] = {
 
 
 def deberta(**changes: Any) -> Callable[[], Any]:
-    """Describe a DeBERTa like mDeBERTa-v3 but for the changes."""
+    """Return a configuration like that of mDeBERTa-v3, with changes."""
     return lambda: DebertaV2Config(**SIZES, **(RELATIVE | changes))
 
 
@@ -148,7 +148,7 @@ def spans(batch: TokenBatch) -> list[slice]:
 
 
 def run_reference(reference: Any, batch: TokenBatch) -> tuple[list[Tensor], Tensor]:
-    """Run transformers on the padded batch; give states by layer and logits, packed again."""
+    """Run transformers on the padded batch; return states by layer and logits, packed again."""
     sentences = [batch.ids[span] for span in spans(batch)]
     ids = torch.nn.utils.rnn.pad_sequence(sentences, batch_first=True, padding_value=PAD)
     real = ids != PAD
@@ -317,11 +317,11 @@ def test_no_layer_is_computed_beyond_the_one_asked_for(
 
 
 @each_config
-def test_what_can_be_fused_is_known(name: str, models: dict[str, tuple[Encoder, Any]]) -> None:
+def test_families_that_can_be_fused(name: str, models: dict[str, tuple[Encoder, Any]]) -> None:
     assert models[name][0].can_fuse == (name in FUSED)
 
 
-def test_layers_come_as_asked(models: dict[str, tuple[Encoder, Any]]) -> None:
+def test_requested_layers_are_returned(models: dict[str, tuple[Encoder, Any]]) -> None:
     encoder, _ = models["bert"]
     batch = BATCHES["packed"]
     every = encoder(batch, range(N_LAYERS + 1))
@@ -350,7 +350,7 @@ def test_the_longest_sequence_is_what_the_positions_allow(
 
 
 @each_config
-def test_the_wrapped_model_is_still_a_plain_one(
+def test_the_wrapped_model_is_still_a_plain_model(
     name: str, models: dict[str, tuple[Encoder, Any]]
 ) -> None:
     """Its own forward, on padded batches, is that of transformers."""
@@ -364,7 +364,7 @@ def test_the_wrapped_model_is_still_a_plain_one(
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_takes_models_made_elsewhere(
+def test_models_with_another_attention_are_converted(
     implementation: str, models: dict[str, tuple[Encoder, Any]]
 ) -> None:
     """A model with another attention would silently mix the sentences of a batch."""
@@ -396,7 +396,7 @@ def test_building_leaves_the_configuration_alone() -> None:
         ),
     ],
 )
-def test_attention_drops_out_in_training_only(
+def test_attention_dropout_applies_in_training_only(
     name: str, options: dict[str, float], batch: TokenBatch
 ) -> None:
     config = CONFIGS[name]()
@@ -409,14 +409,14 @@ def test_attention_drops_out_in_training_only(
         assert not torch.equal(encoder(batch)[0], encoder(batch)[0])
 
 
-def test_other_architectures_are_refused() -> None:
+def test_other_architectures_are_errors() -> None:
     with pytest.raises(
         InputError, match=r"encoders of type 't5' are not supported \(use one of bert"
     ):
         build_model(T5Config())
 
 
-def test_what_an_encoder_says_of_itself(models: dict[str, tuple[Encoder, Any]]) -> None:
+def test_properties_of_an_encoder(models: dict[str, tuple[Encoder, Any]]) -> None:
     encoder = deepcopy(models["bert"][0])
     assert (encoder.n_layers, encoder.hidden_size) == (4, 32)
     assert (encoder.settings, encoder.retrieval_layer) == ({}, 2)

@@ -62,7 +62,7 @@ SHAPE = BatchShape(tokens=96, row=16, sequences=16, budget=96)
 
 
 def equation_7(src: Tensor, tgt: Tensor, temperature: float) -> float:
-    """The paper's weak loss, with the minus sign that its print lacks."""
+    """The paper's weak loss, with the minus sign that is missing in print."""
     n = len(src)
 
     def sim(a: Tensor, b: Tensor) -> float:
@@ -112,7 +112,7 @@ class Slow:
 
 
 def slow_loss(mine: Slow, others: Slow, temperature: float, negatives: str) -> float:
-    """The mean over my pairs by weight, where pairs that share a key are no negatives."""
+    """The weighted mean over own pairs; pairs that share a key are not negatives."""
 
     def sim(a: Tensor, b: Tensor) -> float:
         return math.exp(F.cosine_similarity(a, b, dim=0).item() / temperature)
@@ -216,7 +216,7 @@ def test_losses_are_those_of_the_paper(
 @pytest.mark.parametrize("negatives", BOTH)
 @settings(max_examples=25)
 @given(seed=st.integers(0, 1 << 32))
-def test_keys_weights_and_fill_are_those_of_a_loop(seed: int, negatives: Negatives) -> None:
+def test_keys_weights_and_padding_equal_a_loop(seed: int, negatives: Negatives) -> None:
     generator = torch.Generator().manual_seed(seed)
     src, tgt = draw(8, seed=seed)
     keys = torch.randint(5, (2, 8), generator=generator)
@@ -240,8 +240,8 @@ def test_weak_is_the_cross_entropy_of_both_directions(
     torch.testing.assert_close(mean_loss(rows, "weak", temperature), expected)
 
 
-def test_the_positive_always_counts() -> None:
-    """Where nothing is allowed the loss is 0, and never NaN or negative."""
+def test_the_positive_is_always_a_candidate() -> None:
+    """Without allowed negatives the loss is 0, never NaN or negative."""
     similarity = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     positives = torch.tensor([5, 0, 3, 3])
     losses = contrastive_loss(similarity, positives, torch.zeros(4, 6, dtype=torch.bool))
@@ -267,7 +267,7 @@ def test_large_similarities_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("negatives", BOTH)
-def test_pairs_that_share_a_side_are_no_negatives_of_each_other(negatives: Negatives) -> None:
+def test_pairs_that_share_a_side_are_not_negatives_of_each_other(negatives: Negatives) -> None:
     src, tgt = draw(6)
     rows = make_rows(src, tgt)
     rows = rows._replace(
@@ -312,8 +312,8 @@ def test_gradients_through_the_features_are_right(negatives: Negatives) -> None:
 
 
 @pytest.mark.parametrize("negatives", BOTH)
-def test_rows_that_fill_change_nothing(negatives: Negatives) -> None:
-    """Neither zeros nor copies of real rows, wherever they are, in loss or gradient."""
+def test_padding_rows_change_nothing(negatives: Negatives) -> None:
+    """Zeros or copies of real rows, at any position, do not affect loss and gradient."""
     src, tgt = (side.requires_grad_() for side in draw(5))
     expected = mean_loss(make_rows(src, tgt), negatives)
     wanted = torch.autograd.grad(expected, [src, tgt])
@@ -339,7 +339,7 @@ def test_rows_that_fill_change_nothing(negatives: Negatives) -> None:
 
 
 def arrays_of(pairs: list[Pair]) -> tuple[Ragged, ...]:
-    """What the stores of a linked corpus hold; sentences need the first two alone."""
+    """The arrays of a linked corpus; sentences need only the first two."""
     sides = [Ragged.of([list(chain(*pair[side])) for pair in pairs]) for side in (0, 1)]
     words = [Ragged.of([[len(word) for word in pair[side]] for pair in pairs]) for side in (0, 1)]
     links = [[i << 20 | j << 8 | level for i, j, level in pair[2]] for pair in pairs]
@@ -367,7 +367,7 @@ def collate(
 
 
 def find_states(encoder: Encoder, pair: Pair, side: int, layer: int) -> Tensor:
-    """The states of one sentence that is read alone, marks excluded."""
+    """The states of one sentence that is encoded alone, without special tokens."""
     from calque.tokens.ragged import add_special_tokens, pack
 
     special_tokens = SpecialTokens.of(encoder.tokenizer)
@@ -382,7 +382,7 @@ def find_states(encoder: Encoder, pair: Pair, side: int, layer: int) -> Tensor:
 def read_slowly(
     objective: Contrastive, encoder: Encoder, pairs: list[Pair], batch: int = 0
 ) -> Slow:
-    """What the objective compares, found sentence by sentence; `batch` makes places differ."""
+    """The compared states, computed sentence by sentence; `batch` makes positions distinct."""
     settings = objective.settings
     layer = encoder.n_layers if settings.layer is None else settings.layer
     found = Slow([], [], [], [], [])
@@ -424,7 +424,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("shape", [None, SHAPE])
 @pytest.mark.parametrize("negatives", BOTH)
 @pytest.mark.parametrize(("kind", "changes"), CASES)
-def test_losses_are_those_of_sentences_read_alone(
+def test_losses_equal_those_of_sentences_encoded_alone(
     kind: str,
     changes: dict[str, Any],
     negatives: Negatives,
@@ -445,7 +445,7 @@ def test_losses_are_those_of_sentences_read_alone(
 
 @pytest.mark.parametrize("negatives", BOTH)
 @pytest.mark.parametrize("kind", ["word", "sentence"])
-def test_the_fill_of_a_shape_gets_no_gradient(
+def test_the_padding_of_a_shape_gets_no_gradient(
     kind: str, negatives: Negatives, tiny_encoder: Encoder
 ) -> None:
     encoder = copy.deepcopy(tiny_encoder).double()
@@ -502,10 +502,10 @@ def test_a_batch_without_links_has_no_loss_and_no_nan(
     assert objective.queue is None or not objective.queue.real.any()
 
 
-def test_no_links_anywhere_is_no_nan_among_many_processes(
+def test_no_links_in_many_processes_is_not_nan(
     tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a share of 64 processes: 64 over the smallest float would be infinite."""
+    """With 64 processes, 64 divided by the smallest float would be infinite."""
     monkeypatch.setattr("calque.objectives.contrastive.n_processes", lambda: 64)
     objective = make_objective("word")
     with torch.no_grad():
@@ -539,7 +539,7 @@ def test_the_distance_to_the_pretrained_weights_is_added(tiny_encoder: Encoder) 
 
 
 @pytest.mark.parametrize(("layer", "expected"), [(None, 4), (1, 1), (-2, 3)])
-def test_sentences_are_to_be_compared_where_they_were_contrasted(
+def test_the_trained_layer_becomes_the_retrieval_layer(
     layer: int | None, expected: int, tiny_encoder: Encoder
 ) -> None:
     encoder = copy.deepcopy(tiny_encoder)
@@ -550,7 +550,7 @@ def test_sentences_are_to_be_compared_where_they_were_contrasted(
     assert encoder.settings == {"other": 7, "retrieval_layer": expected}
 
 
-def test_what_a_decoder_says_of_its_languages_is_kept(tiny_encoder: Encoder) -> None:
+def test_the_languages_of_a_decoder_are_kept(tiny_encoder: Encoder) -> None:
     plan = DecoderPlan(languages=("de", "en"))
     model = build_seq2seq(plan, random_weights(tiny_encoder.config), tiny_encoder.tokenizer)
     model.add_directions([("en", "de")])
@@ -597,7 +597,7 @@ def read_queue(queue: NegativeQueue) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def test_the_newest_are_first_and_the_oldest_fall_out() -> None:
+def test_the_newest_rows_come_first_and_the_oldest_are_dropped() -> None:
     queue = NegativeQueue(5, 3)
     assert read_queue(queue) == []
     queue.push(rows_of(1, 2))
@@ -630,14 +630,14 @@ def test_rows_are_copies_and_have_no_gradient() -> None:
     ("kind", "changes"),
     [("word", {}), ("word", {"spare": "text"}), ("sentence", {"features": 16}), ("sentence", {})],
 )
-def test_the_loss_with_a_queue_is_that_with_its_rows_beside(
+def test_the_loss_with_a_queue_equals_that_with_its_rows_in_the_batch(
     kind: str,
     changes: dict[str, Any],
     negatives: Negatives,
     shape: BatchShape | None,
     tiny_encoder: Encoder,
 ) -> None:
-    """The batches share sentences: spared by text, but not by place, which no two batches share."""
+    """Sentences that batches share are excluded by text, but not by position."""
     objective = make_objective(kind, negatives=negatives, queue=5, **changes)
     batches = [PAIRS[:1] + PAIRS[4:], PAIRS[2:4], PAIRS]
     with torch.no_grad():
@@ -654,7 +654,7 @@ def test_the_loss_with_a_queue_is_that_with_its_rows_beside(
 
 
 @pytest.mark.parametrize("kind", ["word", "sentence"])
-def test_the_queue_gets_no_gradient_but_moves_the_others(kind: str, tiny_encoder: Encoder) -> None:
+def test_the_queue_gets_no_gradient_but_affects_others(kind: str, tiny_encoder: Encoder) -> None:
     encoder = copy.deepcopy(tiny_encoder)
     objective = make_objective(kind, queue=6, features=16)
     batch = collate(objective, encoder, shape=SHAPE)
@@ -669,7 +669,7 @@ def test_the_queue_gets_no_gradient_but_moves_the_others(kind: str, tiny_encoder
     assert not any(buffer.requires_grad for buffer in objective.queue.buffers())
 
 
-def test_validation_asks_the_queue_but_leaves_it_alone(tiny_encoder: Encoder) -> None:
+def test_validation_uses_the_queue_without_changing_it(tiny_encoder: Encoder) -> None:
     objective = make_objective("sentence", queue=6)
     assert objective.queue is not None
     with torch.no_grad():
@@ -738,12 +738,12 @@ def test_the_papers_settings_are_the_defaults_for_words() -> None:
     "wrong",
     [{"temperature": 0.0}, {"features": 0}, {"queue": -1}, {"negatives": "all"}, {"words": 2}],
 )
-def test_mistakes_in_settings_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_settings_are_errors(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         WordContrastiveSettings.model_validate(wrong)
 
 
-def test_keys_that_are_as_ever_are_not_written() -> None:
+def test_new_keys_with_default_values_are_not_written() -> None:
     """A recipe older than `batch_examples` and `text` keeps its fingerprint."""
     old = ObjectiveSettings(kind="any", weight=2.0).model_dump()
     assert old == {"kind": "any", "weight": 2.0, "batch_tokens": 16_384}
@@ -803,7 +803,7 @@ def test_sentences_are_the_means_of_their_tokens(shape: BatchShape | None) -> No
 
 
 @given(st.lists(st.tuples(SENTENCE, SENTENCE), min_size=1, max_size=6), st.booleans())
-def test_any_sentences_are_pooled_as_a_loop_does(pairs: Pairs, with_rows: bool) -> None:
+def test_random_sentences_are_pooled_as_in_a_loop(pairs: Pairs, with_rows: bool) -> None:
     batch = collate_sentences(pairs, SENTENCE_SHAPE if with_rows else None)
     states = states_by_id(batch)
     for found, expected in zip(batch.pool(states), pool_slowly(batch, states, pairs), strict=True):
@@ -828,7 +828,7 @@ def test_half_precision_is_pooled_in_single() -> None:
     assert batch.pool(states.double())[0].dtype == torch.float64
 
 
-def test_marks_and_other_sentences_get_no_gradient() -> None:
+def test_special_tokens_and_other_sentences_get_no_gradient() -> None:
     batch = collate_sentences(SENTENCE_PAIRS, SENTENCE_SHAPE)
     states = torch.randn(len(batch.tokens.ids), 3, requires_grad=True)
     src, _ = batch.pool(states)
@@ -854,7 +854,7 @@ def test_owners_without_a_shape() -> None:
 
 
 def test_owners_with_a_shape() -> None:
-    """Room for six pairs: targets begin at 6, and what is nobody's is 12's."""
+    """With room for six pairs, targets start at 6; 12 means that no sentence owns a token."""
     batch = collate_sentences(SENTENCE_PAIRS, SENTENCE_SHAPE)
     found = owners_of(batch)
     assert found.keys() == {0, 1, 2, 3, 6, 7, 8, 9, 12}
@@ -893,7 +893,7 @@ def test_equal_sentences_have_equal_keys() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 2**31), min_size=1, max_size=5), max_size=8))
-def test_hashes_are_equal_where_sequences_are(sequences: list[list[int]]) -> None:
+def test_equal_sequences_have_equal_hashes(sequences: list[list[int]]) -> None:
     ragged = Ragged.of([*sequences, *sequences[::-1]])
     found = hash_sequences(ragged.ids, ragged.lengths).tolist()
     n = len(sequences)
@@ -901,8 +901,8 @@ def test_hashes_are_equal_where_sequences_are(sequences: list[list[int]]) -> Non
     assert len(set(found)) == len({tuple(sequence) for sequence in sequences})
 
 
-def test_hashes_of_like_sequences_differ() -> None:
-    """All orders and lengths of few tokens, and long sentences that differ in one place."""
+def test_similar_sequences_have_different_hashes() -> None:
+    """All orders and lengths of few tokens, and long sentences that differ in one position."""
     sequences = [list(s) for n in range(1, 8) for s in product((0, 1, 2), repeat=n)]
     base = list(range(120))
     sequences += [[*base[:k], 7_000, *base[k + 1 :]] for k in range(120)]
@@ -912,7 +912,7 @@ def test_hashes_of_like_sequences_differ() -> None:
     assert len(set(found)) == len(sequences)
 
 
-def test_the_sides_may_own_their_marks() -> None:
+def test_special_tokens_can_belong_to_their_side() -> None:
     src, tgt = (Ragged.of([pair[side] for pair in SENTENCE_PAIRS]) for side in (0, 1))
     for shape in (None, SENTENCE_SHAPE):
         tokens, owners = pack_separately((src, tgt), MARKS, shape)
@@ -926,7 +926,7 @@ def test_the_sides_may_own_their_marks() -> None:
         assert (8 in found) == (shape is not None)
 
 
-def test_a_batch_travels_whole() -> None:
+def test_all_tensors_of_a_batch_are_moved() -> None:
     batch = collate_sentences(SENTENCE_PAIRS, SENTENCE_SHAPE)
     moved = batch.to("cpu")
     assert type(moved) is SentencePairBatch

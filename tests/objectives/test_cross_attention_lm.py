@@ -37,7 +37,7 @@ each_shape = pytest.mark.parametrize("shape", [None, SHAPE], ids=["loose", "rows
 
 @pytest.fixture(scope="module")
 def veco(tiny_encoder: Encoder) -> Veco:
-    """A cross-attention and a head that matter."""
+    """A model whose cross-attention and head have an effect."""
     found = Veco.plug(tiny_encoder, "random", torch.Generator().manual_seed(1))
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def make_batch(
 
 
 def run_layers(veco: Veco, ids: Tensor, read: Tensor | None) -> Tensor:
-    """Hugging Face's own layers on one sentence, without a mask: all see all."""
+    """Run Hugging Face's layers on one sentence without a mask."""
     body = veco.family.get_body(veco.model)
     hidden = body.embeddings(ids[None])
     for layer in veco.family.get_layers(veco.model):
@@ -82,7 +82,7 @@ def run_layers(veco: Veco, ids: Tensor, read: Tensor | None) -> Tensor:
 
 
 def compute_by_hand(veco: Veco, batch: CrossAttentionBatch) -> tuple[float, dict[str, float]]:
-    """Read every pair by itself, and average cross-entropies in plain Python."""
+    """Encode every pair separately, and average cross-entropies in plain Python."""
     bounds = batch.tokens.offsets.tolist()
     labels = {
         int(place): int(label)
@@ -114,7 +114,7 @@ def compute_by_hand(veco: Veco, batch: CrossAttentionBatch) -> tuple[float, dict
 
 @each_shape
 @torch.no_grad()
-def test_the_loss_is_that_of_hugging_faces_layers(
+def test_the_loss_equals_that_of_hugging_face_layers(
     veco: Veco,
     tiny_tokenizer: PreTrainedTokenizerFast,
     sides: tuple[Ragged, Ragged],
@@ -131,14 +131,14 @@ def test_the_loss_is_that_of_hugging_faces_layers(
 
 
 @each_shape
-def test_nothing_is_learnt_through_the_pairs_states(
+def test_no_gradient_flows_through_the_states_of_the_pair(
     veco: Veco,
     tiny_tokenizer: PreTrainedTokenizerFast,
     sides: tuple[Ragged, Ragged],
     shape: BatchShape | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The terms that read a pair have no gradient at all in its H; without the stop they have."""
+    """Terms that read a pair have no gradient in its H, unless the stop is removed."""
     batch = make_batch(tiny_tokenizer, sides, shape)
 
     def differentiate() -> Tensor:
@@ -164,7 +164,7 @@ def test_every_weight_gets_a_gradient(
     assert not missing
 
 
-def test_the_gradient_is_right() -> None:
+def test_the_gradient_is_correct() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 5, 7, generator=generator, dtype=torch.double, requires_grad=True)
     labels = torch.tensor([3, 0, NO_LABEL, 6, 1])
@@ -187,7 +187,7 @@ def test_the_gradient_is_right() -> None:
     ).filter(lambda rows: any(row[3] for row in rows))
 )
 def test_the_terms_add_up(rows: list[tuple[float, float, bool, bool]]) -> None:
-    """Weighted by their numbers of tokens; a side without hidden tokens counts for nothing."""
+    """Weighted by their numbers of tokens; a side without masked tokens has no weight."""
     losses = torch.tensor([[row[0] for row in rows], [row[1] for row in rows]]).double()
     is_right = torch.tensor([row[2] for row in rows])
     labels = torch.tensor([7 if row[3] else NO_LABEL for row in rows])
@@ -201,7 +201,7 @@ def test_the_terms_add_up(rows: list[tuple[float, float, bool, bool]]) -> None:
 
 
 @each_shape
-def test_batches_hold_the_tokenizers_sentences(
+def test_batches_contain_the_sentences_of_the_tokenizer(
     tiny_tokenizer: PreTrainedTokenizerFast,
     demo_rows: DemoRows,
     sides: tuple[Ragged, Ragged],
@@ -229,7 +229,7 @@ def test_batches_hold_the_tokenizers_sentences(
 def test_a_step_compiles_as_one_graph_for_all_batches(
     veco: Veco, tiny_tokenizer: PreTrainedTokenizerFast, sides: tuple[Ragged, Ragged]
 ) -> None:
-    """Whole, or torch would not; and a batch of other lengths needs no other graph."""
+    """There are no graph breaks, and other lengths need no other graph."""
     from torch._dynamo.testing import CompileCounter
 
     counter = CompileCounter()
@@ -252,7 +252,7 @@ def test_an_encoder_without_cross_attention_is_an_error(tiny_encoder: Encoder) -
         make_objective().start(tiny_encoder, ["en-de"])
 
 
-def test_a_batch_travels_whole(
+def test_all_tensors_of_a_batch_are_moved(
     tiny_tokenizer: PreTrainedTokenizerFast, sides: tuple[Ragged, Ragged]
 ) -> None:
     batch = make_batch(tiny_tokenizer, sides).to("meta")

@@ -1,4 +1,4 @@
-"""XLM-Align's losses: by hand, against torch and transformers, and what each switch does."""
+"""XLM-Align's losses: by hand, against torch and transformers, and the effect of settings."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def make_batch(
 
 
 def test_pointer_loss_of_two_words_by_hand() -> None:
-    """The first points at the right word with ¾; the second is linked with both, ½ each."""
+    """The first word has probability ¾ for its partner; the second is linked with both."""
     logits = torch.tensor([[[math.log(3), 0.0], [0.0, 0.0]]])
     links, allowed = torch.tensor([[[True, False], [True, True]]]), torch.ones(1, 2, 2).bool()
     loss, n_queries = pointer_loss(logits, links, allowed)
@@ -92,7 +92,7 @@ def test_pointer_loss_is_torchs_cross_entropy_with_shares() -> None:
     assert n_queries == asks.sum()
 
 
-def test_gradient_is_that_of_the_loss() -> None:
+def test_gradient_is_correct() -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator, requires_grad=True)
     allowed = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]]).bool().expand(2, 3, 4)
@@ -129,7 +129,7 @@ def test_half_precision_is_summed_in_single() -> None:
 
 
 def run_alone(encoder: Encoder, ids: Tensor, positions: Tensor, layer: int) -> Tensor:
-    """States of one pair, nothing packed."""
+    """States of one pair, without packing."""
     model: Any = encoder.model
     first = int(model.config.pad_token_id) + 1
     output = model(
@@ -204,7 +204,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 
 @both_shapes
 @pytest.mark.parametrize("name", SWITCHES)
-def test_pointer_loss_is_that_of_every_pair_alone(
+def test_pointer_loss_equals_that_of_single_pairs(
     name: str, shape: BatchShape | None, tiny_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
     objective = make_objective(**{"label_layer": 3, **SWITCHES[name]})
@@ -222,7 +222,7 @@ def test_pointer_loss_is_that_of_every_pair_alone(
 def test_the_other_loss_is_tlm(
     positions: Any, shape: BatchShape | None, tiny_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
-    """The same draws give TLM's own batch: one forward pass serves both losses."""
+    """The same random numbers give the batch of TLM: one forward pass serves both losses."""
     ours = make_objective(positions=positions, label_share=0.5)
     theirs = TranslationLM(TranslationLMSettings(positions=positions))
     batch = make_batch(ours, tiny_encoder, demo_rows[:20], shape)
@@ -286,7 +286,7 @@ def test_labels_come_from_the_model_without_dropout(
 def test_every_weight_that_takes_part_gets_a_gradient(
     half: bool, tiny_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
-    """Under autocast too, where weights cast without gradients might be taken again."""
+    """Also under autocast, which might reuse weights that were cast without gradients."""
     objective, encoder = make_objective(), deepcopy(tiny_encoder).train()
     batch = make_batch(objective, encoder, demo_rows[:20])
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -297,7 +297,7 @@ def test_every_weight_that_takes_part_gets_a_gradient(
     assert without == []
 
 
-def test_without_labels_there_is_tlm_alone(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
+def test_without_labels_only_tlm_remains(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
     objective, encoder = make_objective(), deepcopy(tiny_encoder)
     batch = objective.prepare(encoder, make_batch(objective, encoder, demo_rows[:20]))
     assert batch.links is not None
@@ -308,7 +308,7 @@ def test_without_labels_there_is_tlm_alone(tiny_encoder: Encoder, demo_rows: Dem
     assert all(p.grad is not None and p.grad.eq(0).all() for p in objective.parameters())
 
 
-def test_the_usual_layer_is_ten_twelfths_of_the_way_up(
+def test_the_default_layer_is_ten_twelfths_of_the_depth(
     tiny_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
     links = []
@@ -428,7 +428,7 @@ def test_a_share_of_the_pairs_is_labeled(
     assert shape is None or len(sizes) == 1
 
 
-def test_a_batch_goes_to_a_device_whole(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
+def test_all_tensors_of_a_batch_are_moved(tiny_encoder: Encoder, demo_rows: DemoRows) -> None:
     for share in (0.5, 1.0):
         batch = make_batch(make_objective(label_share=share), tiny_encoder, demo_rows[:9])
         there = batch.to("meta")

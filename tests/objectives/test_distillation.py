@@ -81,7 +81,7 @@ def draw(seed: int, *shape: int) -> Tensor:
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(2, 9), st.floats(0.3, 5.0))
-def test_it_is_the_divergence_of_torch(seed: int, rows: int, classes: int, T: float) -> None:
+def test_it_equals_the_divergence_of_torch(seed: int, rows: int, classes: int, T: float) -> None:
     student, teacher = draw(seed, 2, rows, classes)
     p, q = (torch.distributions.Categorical(logits=x / T) for x in (teacher, student))
     expected = T**2 * torch.distributions.kl_divergence(p, q).mean()
@@ -95,7 +95,7 @@ def test_it_is_the_divergence_of_torch(seed: int, rows: int, classes: int, T: fl
 
 @settings(max_examples=10)
 @given(st.integers(0, 2**32 - 1), st.floats(0.5, 4.0))
-def test_gradients_are_right(seed: int, T: float) -> None:
+def test_gradients_are_correct(seed: int, T: float) -> None:
     student, teacher = draw(seed, 2, 4, 5)
     weights = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
     sides = (student.requires_grad_(), teacher.requires_grad_())
@@ -111,7 +111,7 @@ def test_at_high_temperatures_logits_are_matched() -> None:
     torch.testing.assert_close(gradient, ((student - teacher) / 6).detach(), rtol=1e-2, atol=1e-4)
 
 
-def test_without_rows_the_loss_is_nothing_and_never_nan() -> None:
+def test_without_rows_the_loss_is_zero_and_not_nan() -> None:
     for n_rows in (0, 3):
         student = torch.randn(n_rows, 4, requires_grad=True)
         loss = distillation_loss(student, torch.randn(n_rows, 4), torch.zeros(n_rows), 2.0)
@@ -121,7 +121,7 @@ def test_without_rows_the_loss_is_nothing_and_never_nan() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_classes_that_fill_a_vocabulary_change_nothing(dtype: torch.dtype) -> None:
+def test_padding_of_the_vocabulary_changes_nothing(dtype: torch.dtype) -> None:
     student, teacher = draw(5, 2, 3, 7).to(dtype)
     student.requires_grad_()
     wide = [F.pad(x, (0, 57), value=PADDING_LOGIT) for x in (student, teacher)]
@@ -152,7 +152,7 @@ def teachers(
     tiny_tokenizer: PreTrainedTokenizerFast,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Folders:
-    """Random models with other tokenizers, other sizes, and large weights: they have opinions."""
+    """Random models with other tokenizers and sizes; large weights make predictions differ."""
     from transformers import AutoConfig
 
     folder = tmp_path_factory.mktemp("teachers")
@@ -188,7 +188,7 @@ def make_objective(teacher: Path, **changes: Any) -> Distillation:
 
 
 def begin(encoder: Encoder, teacher: Path, **changes: Any) -> Distillation:
-    """Do what a run does before its first batch."""
+    """Prepare an objective as a run does before its first batch."""
     objective = make_objective(teacher, **changes)
     objective.add_weights(encoder.hidden_size, torch.Generator().manual_seed(1))
     objective.start(encoder, LANGUAGES)
@@ -225,7 +225,7 @@ def test_the_student_reads_what_masked_lm_reads(
     teachers: Folders,
     sentences: list[tuple[int, str]],
 ) -> None:
-    """Bit for bit: a run with a teacher differs from one without in the teacher alone."""
+    """Bit for bit: a run with a teacher differs from one without only in the teacher."""
     objective = begin(tiny_encoder, teachers["byte-level"], target=target)
     batch = collate(objective, tiny_encoder, sentences, shape)
     plain = collate(MaskedLM(MaskedLMSettings()), tiny_encoder, sentences, shape)
@@ -290,10 +290,10 @@ def spans(tokenizer: PreTrainedTokenizerFast, ids: list[int], text: str) -> list
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "byte-level", "wordpiece"])
-def test_what_is_hidden_from_the_student_is_hidden_from_the_teacher(
+def test_tokens_masked_for_the_student_are_masked_for_the_teacher(
     kind: str, tiny_encoder: Encoder, teachers: Folders
 ) -> None:
-    """By the offsets that the teacher's tokenizer tells, in a loop over pieces."""
+    """Compared with a loop over the offsets of the teacher's tokenizer."""
     sentence = "We wanted to see the other houses, but nobody was there."
     objective = begin(tiny_encoder, teachers[kind], probability=0.3)
     theirs = objective.teacher.encoder.tokenizer
@@ -332,7 +332,7 @@ def test_what_is_hidden_from_the_student_is_hidden_from_the_teacher(
 
 
 def test_a_random_piece_is_translated(tiny_encoder: Encoder, teachers: Folders) -> None:
-    """The teacher is misled as the student is, if it has that piece."""
+    """The teacher sees the same random piece if its vocabulary has it."""
     objective = begin(tiny_encoder, teachers["byte-level"])
     assert objective.reader.shared is not None
     src, tgt = (ids.tolist() for ids in objective.reader.shared)
@@ -364,13 +364,13 @@ def test_a_random_piece_is_translated(tiny_encoder: Encoder, teachers: Folders) 
     ]
 
 
-def test_a_teacher_is_never_in_training(tiny_encoder: Encoder) -> None:
+def test_the_teacher_stays_in_evaluation_mode(tiny_encoder: Encoder) -> None:
     teacher = Teacher(copy.deepcopy(tiny_encoder).train())
     assert not any(module.training for module in teacher.encoder.modules())
     assert not any(weight.requires_grad for weight in teacher.encoder.parameters())
 
 
-def test_states_are_taught_by_the_first_pieces_of_all_that_both_cut_out(
+def test_states_are_taught_by_the_first_pieces_of_segments(
     tiny_encoder: Encoder, teachers: Folders
 ) -> None:
     sentence = "We wanted to see the other houses, but nobody was there."
@@ -395,7 +395,7 @@ def test_states_are_taught_by_the_first_pieces_of_all_that_both_cut_out(
 
 
 @pytest.mark.parametrize("target", ["tokens", "states"])
-def test_what_is_taught_has_few_sizes(
+def test_the_taught_part_has_few_sizes(
     target: str, tiny_encoder: Encoder, teachers: Folders, sentences: list[tuple[int, str]]
 ) -> None:
     objective = begin(tiny_encoder, teachers["wordpiece"], target=target)
@@ -443,10 +443,10 @@ def test_sentences_too_long_for_the_teacher_are_counted(
     assert longest < 130
 
 
-def test_batches_travel_to_other_processes(
+def test_batches_are_built_in_other_processes(
     tiny_encoder: Encoder, teachers: Folders, sentences: list[tuple[int, str]]
 ) -> None:
-    """Workers hold the collator as it is once the objective has started, and no model."""
+    """Workers receive the collator after `start`, without any model."""
     objective = make_objective(teachers["byte-level"])
     build = objective.build_collator(SpecialTokens.of(tiny_encoder.tokenizer), None)
     objective.start(tiny_encoder, LANGUAGES)  # a run makes its streams first
@@ -469,12 +469,12 @@ def test_batches_travel_to_other_processes(
 
 @pytest.fixture
 def encoder(tiny_encoder: Encoder) -> Encoder:
-    """One that may be changed, without dropout."""
+    """A copy that may be changed, without dropout."""
     return copy.deepcopy(tiny_encoder).eval()
 
 
 def compute(objective: Distillation, encoder: Encoder, batch: DistillationBatch) -> LossTerms:
-    """What a training step does."""
+    """Compute the loss as a training step does."""
     terms = objective(encoder, objective.prepare(encoder, batch))
     assert isinstance(terms, LossTerms)
     return terms
@@ -493,7 +493,7 @@ def say(encoder: Encoder, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_is_that_of_plain_models(
+def test_the_loss_equals_that_of_plain_models(
     kind: str, encoder: Encoder, teachers: Folders, sentences: list[tuple[int, str]]
 ) -> None:
     objective = begin(encoder, teachers[kind], temperature=3.0, teacher_weight=0.5)
@@ -523,7 +523,7 @@ def test_the_loss_is_that_of_plain_models(
 
 
 @pytest.mark.parametrize("kind", ["same", "byte-level"])
-def test_states_are_those_of_plain_models(
+def test_states_equal_those_of_plain_models(
     kind: str, encoder: Encoder, teachers: Folders, sentences: list[tuple[int, str]]
 ) -> None:
     objective = begin(encoder, teachers[kind], target="states")
@@ -567,8 +567,10 @@ def test_rows_beyond_the_vocabulary_do_not_count(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_nobody_learns_from_oneself(tiny_folder: Path, sentences: list[tuple[int, str]]) -> None:
-    """The same weights say the same: no divergence, and no gradient from it."""
+def test_a_model_learns_nothing_from_itself(
+    tiny_folder: Path, sentences: list[tuple[int, str]]
+) -> None:
+    """Equal weights give equal predictions: no divergence and no gradient."""
     encoder = Encoder.load(tiny_folder)
     objective = begin(encoder, tiny_folder)
     batch = collate(objective, encoder, sentences)
@@ -579,7 +581,7 @@ def test_nobody_learns_from_oneself(tiny_folder: Path, sentences: list[tuple[int
     assert max(float(gradient.abs().max()) for gradient in gradients) < 1e-5
 
 
-def test_the_teacher_is_no_part_of_what_is_trained(
+def test_the_teacher_is_not_trained(
     encoder: Encoder, teachers: Folders, sentences: list[tuple[int, str]]
 ) -> None:
     for target in ("tokens", "states"):
@@ -635,7 +637,7 @@ def test_without_the_teachers_language_it_is_masked_lm(
 
 
 @pytest.mark.parametrize(("kind", "target"), WAYS)
-def test_a_student_comes_to_say_what_its_teacher_says(
+def test_a_student_learns_the_predictions_of_its_teacher(
     kind: str,
     target: str,
     encoder: Encoder,
@@ -655,7 +657,7 @@ def test_a_student_comes_to_say_what_its_teacher_says(
     assert metrics[-1] < 0.3 * metrics[0]
 
 
-def test_half_precision_is_nearly_as_good(
+def test_half_precision_is_close(
     encoder: Encoder, teachers: Folders, sentences: list[tuple[int, str]]
 ) -> None:
     objective = begin(encoder, teachers["sentencepiece"])
@@ -673,7 +675,7 @@ def test_half_precision_is_nearly_as_good(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "target"), WAYS)
-def test_one_graph_serves_batches_with_as_much_to_teach(
+def test_batches_of_the_same_taught_size_share_a_graph(
     kind: str,
     target: str,
     compilable_encoder: Encoder,
@@ -695,7 +697,7 @@ def test_one_graph_serves_batches_with_as_much_to_teach(
 # What is refused, and what is warned of
 
 
-def test_a_language_without_text_is_refused(tiny_encoder: Encoder, teachers: Folders) -> None:
+def test_a_language_without_text_is_an_error(tiny_encoder: Encoder, teachers: Folders) -> None:
     objective = make_objective(teachers["same"], languages=["sw", "en"])
     with pytest.raises(
         InputError, match=r"no text in the teacher's language sw \(the text is in de, en"
@@ -703,7 +705,7 @@ def test_a_language_without_text_is_refused(tiny_encoder: Encoder, teachers: Fol
         objective.start(tiny_encoder, LANGUAGES)
 
 
-def test_a_teacher_without_a_head_teaches_states_alone(
+def test_a_teacher_without_a_head_can_only_teach_states(
     tiny_encoder: Encoder, teachers: Folders, tmp_path: Path
 ) -> None:
     from transformers import AutoModel, AutoTokenizer
@@ -715,15 +717,15 @@ def test_a_teacher_without_a_head_teaches_states_alone(
     begin(tiny_encoder, tmp_path, target="states")
 
 
-def test_a_teacher_that_is_not_there_is_refused(tiny_encoder: Encoder, tmp_path: Path) -> None:
+def test_a_missing_teacher_is_an_error(tiny_encoder: Encoder, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no config\.json"):
         begin(tiny_encoder, tmp_path)
 
 
-def test_a_teacher_of_other_letters_is_refused_or_warned_of(
+def test_a_teacher_without_shared_pieces_is_an_error_or_a_warning(
     tiny_encoder: Encoder, teachers: Folders, tmp_path: Path
 ) -> None:
-    """Old Italic pieces: no word of the student is one of them."""
+    """Old Italic pieces, none of which is a piece of the student."""
     student = copy.deepcopy(tiny_encoder)
     for kind in ("wordpiece", "sentencepiece"):
         tokenizer = make_tokenizer(kind, ["𐌀𐌁𐌂 𐌃𐌄𐌅 𐌆𐌇𐌈", "𐌀𐌁 𐌂𐌃 𐌄𐌅"], 40)
@@ -755,7 +757,7 @@ def test_a_teacher_of_other_letters_is_refused_or_warned_of(
     assert states.find_problem(student, SpecialTokens.of(student.tokenizer), iter([sides])) is None
 
 
-def test_a_teacher_that_fits_is_no_fault(
+def test_a_suitable_teacher_gives_no_warning(
     tiny_encoder: Encoder, teachers: Folders, sentences: list[tuple[int, str]]
 ) -> None:
     text = Ragged.of(encode_sentences(tiny_encoder.tokenizer, [text for _, text in sentences]))
@@ -766,7 +768,7 @@ def test_a_teacher_that_fits_is_no_fault(
         assert objective.find_problem(tiny_encoder, special_tokens, iter([sides])) is None
 
 
-def test_mistakes_in_settings_are_refused() -> None:
+def test_invalid_settings_are_errors() -> None:
     good = {"teacher": "x", "languages": ["en"]}
     DistillationSettings.model_validate(good)
     for wrong in (

@@ -1,4 +1,4 @@
-"""Translation and denoising: the loss against torch's, what is read, and what is written."""
+"""Translation and denoising: the loss against torch, batches and settings."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def collate(
 
 
 @given(st.floats(0, 0.9), st.integers(0, 99))
-def test_the_loss_is_torch_s(smoothing: float, seed: int) -> None:
+def test_the_loss_equals_that_of_torch(smoothing: float, seed: int) -> None:
     draw = generator(seed)
     features = torch.randn(7, 5, generator=draw, dtype=torch.float64)
     weight = torch.randn(11, 5, generator=draw, dtype=torch.float64)
@@ -81,7 +81,7 @@ def test_the_loss_is_torch_s(smoothing: float, seed: int) -> None:
     torch.testing.assert_close(plain, F.cross_entropy(logits, labels))
 
 
-def test_the_gradient_of_the_loss_is_right() -> None:
+def test_the_gradient_of_the_loss_is_correct() -> None:
     draw = generator(1)
     inputs = [
         torch.randn(*size, generator=draw, dtype=torch.float64, requires_grad=True)
@@ -91,7 +91,7 @@ def test_the_gradient_of_the_loss_is_right() -> None:
     assert torch.autograd.gradcheck(lambda *x: smoothed_cross_entropy(*x, labels, 0.1)[0], inputs)
 
 
-def test_no_label_at_all_is_no_loss() -> None:
+def test_without_labels_the_loss_is_zero() -> None:
     weight = torch.ones(4, 2)
     loss, _ = smoothed_cross_entropy(
         torch.ones(2, 2), weight, torch.zeros(4), torch.tensor([-100, -100]), 0.1
@@ -102,7 +102,7 @@ def test_no_label_at_all_is_no_loss() -> None:
 # What is read and written
 
 
-def test_a_batch_is_sources_with_marks_and_targets_moved_by_one(
+def test_a_batch_has_sources_with_special_tokens_and_shifted_targets(
     model: Seq2Seq, special_tokens: SpecialTokens
 ) -> None:
     batch = collate(model, special_tokens, "forward")((SRC, TGT, PAIRS), generator())
@@ -136,7 +136,7 @@ def test_directions(model: Seq2Seq, special_tokens: SpecialTokens) -> None:
     assert met == {(10, de), (13, de), (14, ja), (20, en), (21, en), (23, en)}
 
 
-def test_the_model_remembers_what_it_was_taught(
+def test_the_model_stores_its_directions(
     tiny_tokenizer: PreTrainedTokenizerFast, tiny_encoder: Encoder, special_tokens: SpecialTokens
 ) -> None:
     plan = DecoderPlan(languages=("de", "en"))
@@ -157,7 +157,7 @@ def compute(objective: Any, model: Seq2Seq, batch: Seq2SeqBatch) -> dict[str, fl
     return {"loss": float(terms.loss), "nll": float(terms.metrics["nll"])}
 
 
-def test_a_fixed_shape_changes_nothing_but_the_shape(
+def test_a_fixed_shape_changes_only_the_shape(
     model: Seq2Seq, special_tokens: SpecialTokens
 ) -> None:
     shape = BatchShape(tokens=64, row=16, sequences=10, budget=64)
@@ -180,7 +180,7 @@ def test_a_fixed_shape_changes_nothing_but_the_shape(
     assert compute(objective, model, few)["loss"] > 0
 
 
-def test_more_than_a_shape_holds_is_another_shape(
+def test_more_tokens_than_the_shape_give_another_shape(
     model: Seq2Seq, special_tokens: SpecialTokens
 ) -> None:
     shape = BatchShape(tokens=64, row=32, sequences=4, budget=64)
@@ -192,7 +192,7 @@ def test_more_than_a_shape_holds_is_another_shape(
     assert batch.src.offsets.shape == batch.tgt.offsets.shape
 
 
-def test_the_loss_is_that_of_hugging_face_s_forward(
+def test_the_loss_equals_that_of_hugging_face(
     model: Seq2Seq, special_tokens: SpecialTokens
 ) -> None:
     batch = collate(model, special_tokens, "forward")((SRC, TGT, PAIRS), generator())
@@ -228,7 +228,7 @@ def make_denoising(
     return objective, made
 
 
-def test_damaged_text_is_written_whole(model: Seq2Seq, special_tokens: SpecialTokens) -> None:
+def test_masked_text_is_restored(model: Seq2Seq, special_tokens: SpecialTokens) -> None:
     objective, made = make_denoising(model, special_tokens)
     text = Ragged.of([list(range(10, 30)), list(range(40, 44))])
     languages = Ragged.of([[0], [1]])
@@ -246,7 +246,7 @@ def test_damaged_text_is_written_whole(model: Seq2Seq, special_tokens: SpecialTo
     assert compute(objective, model, batch)["loss"] > 0
 
 
-def test_sentences_end_at_their_last_marks(
+def test_sentences_end_at_their_last_punctuation(
     model: Seq2Seq, special_tokens: SpecialTokens, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     _, made = make_denoising(model, special_tokens, permute=True)
@@ -265,7 +265,7 @@ def test_sentences_end_at_their_last_marks(
 # Mistakes
 
 
-def test_mistakes_are_said(
+def test_errors_are_reported(
     model: Seq2Seq,
     special_tokens: SpecialTokens,
     tiny_encoder: Encoder,

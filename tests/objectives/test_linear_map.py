@@ -1,4 +1,4 @@
-"""Linear maps by steps: losses by hand, languages apart, the best kept, the closed form reached."""
+"""Linear maps by gradient steps: losses by hand, best maps, convergence to the closed form."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def collate(encoder: Encoder, languages: list[int], pairs: list[Pair] = PAIRS) -
 
 @pytest.fixture
 def frozen(tiny_encoder: Encoder) -> Encoder:
-    """A copy that is trained in all but its weights: with dropout."""
+    """A frozen copy in training mode, with dropout."""
     encoder = copy.deepcopy(tiny_encoder).train().requires_grad_(False)
     for module in encoder.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -69,7 +69,7 @@ def start(encoder: Encoder, languages: Sequence[str] = ("en-de",), **changes: An
 def draw_links(
     maps: Tensor, n_links: int, noise: float = 0.0, seed: int = 0, dtype: Any = torch.float32
 ) -> LinkStates:
-    """Links of all languages in turn whose sources are mapped targets, and noise."""
+    """Random links of all languages in turn; sources are mapped targets plus noise."""
     generator = torch.Generator().manual_seed(seed)
     n_languages, n_layers, hidden, _ = maps.shape
     languages = torch.arange(n_links) % n_languages
@@ -100,7 +100,7 @@ def test_errors_by_hand() -> None:
     assert linked.total_weights(3).tolist() == [3.0, 0.5, 0.0]
 
 
-def test_errors_are_those_of_a_loop_over_links() -> None:
+def test_errors_equal_a_loop_over_links() -> None:
     maps = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))
     linked = draw_links(maps + 0.1, 11, noise=1.0)
     expected = np.zeros((3, 2))
@@ -122,7 +122,7 @@ def test_gradients_are_exact_and_absent_languages_have_none() -> None:
     assert not maps.grad[2].any()
 
 
-def test_a_batch_without_links_can_be_followed(frozen: Encoder) -> None:
+def test_a_batch_without_links_has_a_zero_gradient(frozen: Encoder) -> None:
     objective = start(frozen)
     batch = collate(frozen, [0], [([[10]], [[20]], [])])
     loss = objective(frozen, objective.prepare(frozen, batch)).loss
@@ -144,8 +144,8 @@ def test_the_loss_is_the_mean_over_links_and_layers(frozen: Encoder) -> None:
 # What is read.
 
 
-def test_states_are_those_of_the_model_in_use(frozen: Encoder, tiny_folder: Path) -> None:
-    """Every layer, without dropout although the encoder is in training; sentences apart."""
+def test_states_equal_those_of_the_model_in_use(frozen: Encoder, tiny_folder: Path) -> None:
+    """All layers, without dropout in training mode; sentences are encoded separately."""
     from transformers import AutoModel
 
     objective = start(frozen)
@@ -170,7 +170,7 @@ def test_states_are_those_of_the_model_in_use(frozen: Encoder, tiny_folder: Path
 
 
 def test_pairs_in_either_order_map_to_the_pivot(frozen: Encoder) -> None:
-    """de-en has German first: its links are turned round, and share the map of en-de."""
+    """In de-en German comes first: its links are reversed and share the map of en-de."""
     forward = start(frozen, ["en-de", "en-fr"])
     turned = start(frozen, ["de-en", "en-de", "en-fr"])
     assert turned.roles == PairRoles(("de", "fr"), (0, 0, 1), (True, False, False))
@@ -183,7 +183,7 @@ def test_pairs_in_either_order_map_to_the_pivot(frozen: Encoder) -> None:
     torch.testing.assert_close(mixed.src[:, 2:], straight.src[:, 2:])
 
 
-def test_means_of_subwords_may_stand_for_words(frozen: Encoder) -> None:
+def test_words_can_be_means_of_subwords(frozen: Encoder) -> None:
     batch = collate(frozen, [0, 0, 0])
     first = start(frozen).prepare(frozen, batch)
     mean = start(frozen, words="mean").prepare(frozen, batch)
@@ -206,14 +206,14 @@ def test_means_of_subwords_may_stand_for_words(frozen: Encoder) -> None:
         (["en-de"], {"layers": [0, 9]}, "layer 9 does not exist"),
     ],
 )
-def test_mistakes_are_named(
+def test_errors_are_reported(
     frozen: Encoder, languages: list[str], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
         start(frozen, languages, **changes)
 
 
-def test_an_encoder_in_training_is_refused(frozen: Encoder) -> None:
+def test_a_trained_encoder_is_an_error(frozen: Encoder) -> None:
     next(frozen.parameters()).requires_grad_(True)
     with pytest.raises(InputError, match=r"needs a frozen encoder \(freeze it: .*encoder"):
         start(frozen)
@@ -241,7 +241,7 @@ def follow(objective: LinearMap, encoder: Encoder, linked: LinkStates, n_steps: 
         schedule.step()
 
 
-def test_steps_come_to_the_closed_form(frozen: Encoder) -> None:
+def test_steps_converge_to_the_closed_form(frozen: Encoder) -> None:
     """From batches with noise: nearly the error of Procrustes, nearly its maps, orthogonal."""
     objective = start(frozen, ["en-de", "en-fr"], layers=[0, 2])
     whole = draw_links(draw_maps(2, 2, 64, 64), 3000, noise=0.1)
@@ -262,7 +262,7 @@ def test_steps_come_to_the_closed_form(frozen: Encoder) -> None:
     torch.testing.assert_close(gram, torch.eye(64).expand_as(gram), atol=0.05, rtol=0)
 
 
-def test_after_a_step_comes_the_orthogonal_one(frozen: Encoder) -> None:
+def test_every_step_is_followed_by_the_orthogonal_step(frozen: Encoder) -> None:
     objective = start(frozen, beta=0.1)
     with torch.no_grad():
         objective.maps += 0.01 * torch.randn_like(objective.maps)
@@ -324,7 +324,7 @@ def test_training_batches_do_not_count_as_validation(frozen: Encoder) -> None:
     assert objective.best_losses.isinf().all()
 
 
-def test_what_a_checkpoint_keeps(frozen: Encoder) -> None:
+def test_state_in_a_checkpoint(frozen: Encoder) -> None:
     names = {"maps", "best_maps", "best_losses", "unmapped_losses"}
     objective = start(frozen)
     assert set(objective.state_dict()) == names

@@ -53,7 +53,7 @@ PAIRS: list[Pair] = [
 
 
 def arrays_of(pairs: list[Pair]) -> tuple[Ragged, ...]:
-    """What the stores of a linked corpus hold."""
+    """The arrays of a linked corpus."""
     sides = [Ragged.of([list(chain(*pair[side])) for pair in pairs]) for side in (0, 1)]
     words = [Ragged.of([[len(word) for word in pair[side]] for pair in pairs]) for side in (0, 1)]
     links = [[i << 20 | j << 8 | level for i, j, level in pair[2]] for pair in pairs]
@@ -116,7 +116,7 @@ def find_words(
 
 
 def test_a_loss_by_hand() -> None:
-    """Two words, two words, and one that is in no cell."""
+    """Two words on each side, and one that is in no cell."""
     similarity = torch.tensor([[[1.0, 0.0, 9.0], [0.0, 2.0, 9.0], [9.0, 9.0, 9.0]]])
     weights = torch.tensor([[[1.0, 0.5, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]])
     cells = torch.zeros(1, 3, 3, dtype=torch.bool)
@@ -130,7 +130,7 @@ def test_a_loss_by_hand() -> None:
     assert linked_words_accuracy(similarity, weights, cells).item() == pytest.approx(2 / 3)
 
 
-def test_without_links_the_loss_is_nothing_and_never_nan() -> None:
+def test_without_links_the_loss_is_zero_and_not_nan() -> None:
     similarity = torch.randn(2, 3, 3, requires_grad=True)
     for cells in (torch.ones(2, 3, 3, dtype=torch.bool), torch.zeros(2, 3, 3, dtype=torch.bool)):
         loss = linked_words_loss(similarity, torch.zeros(2, 3, 3), cells)
@@ -142,7 +142,7 @@ def test_without_links_the_loss_is_nothing_and_never_nan() -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_gradients_are_right(seed: int) -> None:
+def test_gradients_are_correct(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     similarity = torch.randn(2, 4, 4, generator=generator, dtype=torch.float64)
     cells = torch.rand(2, 4, 4, generator=generator) < 0.7
@@ -155,7 +155,7 @@ def test_gradients_are_right(seed: int) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_one_link_a_word_is_cross_entropy(seed: int) -> None:
+def test_one_link_per_word_is_cross_entropy(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     similarity = torch.randn(1, 5, 5, generator=generator)
     partner = torch.randperm(5, generator=generator)
@@ -177,7 +177,7 @@ def test_words_are_compared_by_the_means_of_their_subwords() -> None:
 
 
 @pytest.mark.parametrize("with_rows", [False, True])
-def test_batches_know_their_words(tiny_encoder: Encoder, with_rows: bool) -> None:
+def test_words_and_links_of_batches(tiny_encoder: Encoder, with_rows: bool) -> None:
     special_tokens = SpecialTokens.of(tiny_encoder.tokenizer)
     batch = collate(tiny_encoder, shape_for(PAIRS) if with_rows else None, probability=0.01)
     assert batch.separate is not None
@@ -203,8 +203,10 @@ def test_batches_know_their_words(tiny_encoder: Encoder, with_rows: bool) -> Non
 
 
 @pytest.mark.parametrize("with_rows", [False, True])
-def test_sentences_apart_are_sequences_of_their_own(tiny_encoder: Encoder, with_rows: bool) -> None:
-    """Each is as the encoder alone reads it: no word of the other sentence shines through."""
+def test_separate_sentences_are_independent_sequences(
+    tiny_encoder: Encoder, with_rows: bool
+) -> None:
+    """Each is encoded as if it were alone, without influence of the other sentence."""
     from calque.tokens.ragged import add_special_tokens, pack
 
     special_tokens = SpecialTokens.of(tiny_encoder.tokenizer)
@@ -230,9 +232,7 @@ def test_sentences_apart_are_sequences_of_their_own(tiny_encoder: Encoder, with_
 
 @pytest.mark.parametrize("with_rows", [False, True])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_losses_are_those_of_a_loop_over_pairs(
-    tiny_encoder: Encoder, with_rows: bool, seed: int
-) -> None:
+def test_losses_equal_a_loop_over_pairs(tiny_encoder: Encoder, with_rows: bool, seed: int) -> None:
     objective = make_objective(layer=2, temperature=0.2)
     batch = collate(tiny_encoder, shape_for(PAIRS) if with_rows else None, seed)
     assert batch.separate is not None
@@ -248,7 +248,7 @@ def test_losses_are_those_of_a_loop_over_pairs(
     torch.testing.assert_close(terms.loss, total)
 
 
-def test_rows_and_pairs_of_their_own_give_one_loss(tiny_encoder: Encoder) -> None:
+def test_rows_and_single_pairs_give_the_same_loss(tiny_encoder: Encoder) -> None:
     losses = []
     for shape in (None, shape_for(PAIRS), shape_for(PAIRS, row=16, n_rows=5)):
         batch = collate(tiny_encoder, shape, probability=0.01)
@@ -259,7 +259,7 @@ def test_rows_and_pairs_of_their_own_give_one_loss(tiny_encoder: Encoder) -> Non
     assert losses[0] == pytest.approx(losses[2], rel=1e-5)
 
 
-def test_positions_and_marks(tiny_encoder: Encoder) -> None:
+def test_positions_and_special_tokens(tiny_encoder: Encoder) -> None:
     special_tokens = SpecialTokens.of(tiny_encoder.tokenizer)
     batch = collate(tiny_encoder, None, positions="continue")
     first = int(batch.joint.tokens.offsets[1])
@@ -286,7 +286,7 @@ def test_pairs_come_in_either_order(tiny_encoder: Encoder) -> None:
     assert 8 < firsts.count(10) < 32
 
 
-def test_links_beyond_the_room_make_more_room(tiny_encoder: Encoder) -> None:
+def test_more_links_than_the_capacity_raise_it(tiny_encoder: Encoder) -> None:
     dense: Pair = (
         [[10 + k] for k in range(12)],
         [[30 + k] for k in range(12)],
@@ -306,7 +306,7 @@ def test_a_batch_without_links_trains_on_tlm_alone(tiny_encoder: Encoder) -> Non
     torch.testing.assert_close(terms.loss, terms.metrics["tlm"])
 
 
-def test_the_layer_is_seven_eighths_up_unless_named(tiny_encoder: Encoder) -> None:
+def test_the_default_layer_is_seven_eighths_of_the_depth(tiny_encoder: Encoder) -> None:
     batch = collate(tiny_encoder, None)
     with torch.no_grad():
         default, named, other = (
@@ -365,7 +365,7 @@ def test_training_links_words(tiny_encoder: Encoder) -> None:
     assert history[-1]["accuracy"] > history[0]["accuracy"] or history[-1]["accuracy"] == 1
 
 
-def test_mistakes_in_settings_are_refused() -> None:
+def test_invalid_settings_are_errors() -> None:
     for wrong in ({"temperature": 0.0}, {"joint": -1.0}, {"positions": "none"}, {"layers": 2}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             LinkedWordsSettings.model_validate(wrong)
@@ -387,7 +387,7 @@ ROOMY = BatchShape(tokens=48, row=16, sequences=6, budget=48)
 def word_pair_arrays(
     pairs: list[WordPair], languages: list[int] | None = None
 ) -> tuple[Ragged, ...]:
-    """What the stores of a linked corpus hold, and the numbers of the pairs' languages."""
+    """The arrays of a linked corpus, and the numbers of the languages of the pairs."""
     sides = [Ragged.of([list(chain(*pair[side])) for pair in pairs]) for side in (0, 1)]
     words = [Ragged.of([[len(word) for word in pair[side]] for pair in pairs]) for side in (0, 1)]
     links = [[i << 20 | j << 8 | level for i, j, level in pair[2]] for pair in pairs]
@@ -405,7 +405,7 @@ def collate_words(
     return build(word_pair_arrays(pairs, languages), torch.Generator())
 
 
-def test_places_by_hand() -> None:
+def test_positions_by_hand() -> None:
     batch = collate_words(languages=[5, 3])
     assert batch.tokens.ids.tolist() == IDS
     assert batch.tokens.offsets.tolist() == [0, 5, 9, 14, 17]
@@ -421,7 +421,7 @@ def test_places_by_hand() -> None:
 
 
 @pytest.mark.parametrize("pairs", [WORD_PAIRS, WORD_PAIRS[:1], WORD_PAIRS[1:]])
-def test_a_shape_moves_places_and_nothing_else(pairs: list[WordPair]) -> None:
+def test_a_shape_only_changes_positions(pairs: list[WordPair]) -> None:
     plain, batch = collate_words(pairs), collate_words(pairs, ROOMY)
     assert batch.tokens.row == 16
     n_links = len(plain.src)
@@ -484,7 +484,7 @@ def test_words_are_first_subwords_or_means(shape: BatchShape | None) -> None:
 
 
 @pytest.mark.parametrize("shape", [None, ROOMY])
-def test_each_sentence_is_as_the_encoder_alone_reads_it(
+def test_each_sentence_is_encoded_independently(
     tiny_encoder: Encoder, shape: BatchShape | None
 ) -> None:
     batch = collate_words(shape=shape)
@@ -514,7 +514,7 @@ REPEATED: list[WordPair] = [
 ]
 
 
-def test_keys_are_equal_where_words_are() -> None:
+def test_equal_words_have_equal_keys() -> None:
     def groups(keys: torch.Tensor) -> list[int]:
         return [keys.tolist().index(key) for key in keys.tolist()]
 
@@ -545,7 +545,7 @@ def test_hashes_of_many_words_differ() -> None:
     assert np.bincount(hashes & 1023, minlength=1024).max() < 300
 
 
-def test_a_batch_travels_as_one() -> None:
+def test_all_tensors_of_a_batch_are_moved() -> None:
     moved = collate_words(shape=ROOMY).to("meta")
     arrays = (moved.tokens.ids, moved.tokens.offsets, moved.src, moved.weights, moved.sides)
     assert {array.device.type for array in arrays} == {"meta"}
@@ -553,7 +553,7 @@ def test_a_batch_travels_as_one() -> None:
     assert moved.tokens.n_real == len(IDS)
 
 
-def test_a_batch_without_links_is_one_still() -> None:
+def test_a_batch_without_links_is_valid() -> None:
     unlinked: WordPair = ([[10]], [[20]], [])
     assert collate_words([unlinked]).src.shape == (0,)
     filled = collate_words([unlinked], ROOMY, equal="text")

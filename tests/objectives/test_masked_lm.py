@@ -134,7 +134,7 @@ def loss_by_transformers(encoder: Encoder, batch: MaskedBatch) -> Tensor:
     return loss
 
 
-def test_gradient_is_that_of_the_loss() -> None:
+def test_gradient_is_correct() -> None:
     generator = torch.Generator().manual_seed(3)
     features, weight, bias = (
         torch.randn(*size, dtype=torch.float64, generator=generator, requires_grad=True)
@@ -234,7 +234,7 @@ def test_swapping_exchanges_whole_pairs() -> None:
 
 
 @both_templates
-def test_special_tokens_are_never_hidden_nor_put_in(
+def test_special_tokens_are_neither_masked_nor_inserted(
     tokenizer: PreTrainedTokenizerFast, demo_rows: DemoRows
 ) -> None:
     sides = read_sides(tokenizer, [row[1:] for row in demo_rows])
@@ -253,7 +253,7 @@ def test_special_tokens_are_never_hidden_nor_put_in(
 
 
 def drop_padding(batch: MaskedBatch, pad: int) -> MaskedBatch:
-    """Lay the sequences of a fixed-shape batch end to end."""
+    """Concatenate the sequences of a fixed-shape batch."""
     sequences: list[slice] = []
     moved: dict[int, int] = {}
     n_before = 0
@@ -293,7 +293,7 @@ def test_a_fixed_shape_changes_no_loss(
     assert len(sizes) == 1
 
 
-def test_an_objective_keeps_nothing_of_the_model(
+def test_an_objective_stores_nothing_of_the_model(
     tiny_encoder: Encoder, demo_rows: DemoRows
 ) -> None:
     objective = MaskedLM(MaskedLMSettings())
@@ -317,7 +317,7 @@ def test_batches_repeat_with_their_generator(
     assert not torch.equal(unmask(first), unmask(other))
 
 
-def test_a_tokenizer_without_a_mask_is_refused(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_tokenizer_without_a_mask_is_an_error(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     bare = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer)
     with pytest.raises(InputError, match="the tokenizer has no"):
         SpecialTokens.of(bare)
@@ -332,10 +332,10 @@ READ_PAIRS = [
 
 @pytest.mark.parametrize("positions", ["reset", "continue"])
 @pytest.mark.parametrize(("kind", "choices"), READ_PAIRS)
-def test_the_model_says_how_positions_count_in_a_pair(
+def test_the_model_stores_how_positions_are_counted_in_a_pair(
     kind: Any, choices: Any, positions: Any, tiny_encoder: Encoder
 ) -> None:
-    """Whoever reads pairs with it (`calque align`, `calque attention`) must count alike."""
+    """`calque align` and `calque attention` must count positions in the same way."""
     encoder = copy.deepcopy(tiny_encoder)
     objective = kind(choices(positions=positions))
     objective.start(encoder, ["en-de"])

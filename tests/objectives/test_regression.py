@@ -1,4 +1,4 @@
-"""L2 alignment: losses by hand and against torch's own, regularisers, and whole runs."""
+"""L2 alignment: losses by hand and against torch, regularizers, and complete runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def make_objective(**changes: Any) -> Regression:
 
 
 def compute(objective: Regression, encoder: Encoder, batch: Any) -> LossTerms:
-    """What a training step does."""
+    """Compute the loss as a training step does."""
     terms = objective(encoder, objective.prepare(encoder, batch))
     assert isinstance(terms, LossTerms)
     return terms
@@ -89,7 +89,7 @@ def test_three_words_by_hand() -> None:
     assert l2_loss(src, tgt, torch.tensor([0.0, 0.1, 0.0])).item() == pytest.approx(9)
 
 
-def test_without_links_the_loss_is_nothing_and_never_nan() -> None:
+def test_without_links_the_loss_is_zero_and_not_nan() -> None:
     for n_rows in (0, 3):
         src = torch.randn(n_rows, 4, requires_grad=True)
         loss = l2_loss(src, torch.randn(n_rows, 4), torch.zeros(n_rows))
@@ -109,7 +109,7 @@ def test_it_is_the_mean_squared_error_times_the_width(seed: int, n_rows: int, wi
 
 @settings(max_examples=10)
 @given(st.integers(0, 2**32 - 1))
-def test_gradients_are_right(seed: int) -> None:
+def test_gradients_are_correct(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     src, tgt = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64)
     weights = torch.rand(5, generator=generator, dtype=torch.float64)
@@ -140,7 +140,7 @@ def by_loop(states: Tensor, ids: list[int], words: str) -> float:
 
 @pytest.mark.parametrize("shape", [None, ROOMY])
 @pytest.mark.parametrize(("words", "layer"), [("first", None), ("mean", 2), ("first", -2)])
-def test_the_loss_is_that_of_a_loop_over_links(
+def test_the_loss_equals_a_loop_over_links(
     tiny_encoder: Encoder, shape: BatchShape | None, words: str, layer: int | None
 ) -> None:
     changes = {"words": words, "layer": layer, "parameter_weight": 0.0}
@@ -188,8 +188,8 @@ def test_the_terms_add_up(tiny_encoder: Encoder, shape: BatchShape | None, refer
     assert metrics["parameters"] == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_the_first_step_has_a_gradient_of_the_words_alone(tiny_encoder: Encoder) -> None:
-    """Where training starts, both regularisers are flat, and nothing is NaN."""
+def test_in_the_first_step_only_words_have_a_gradient(tiny_encoder: Encoder) -> None:
+    """At the start both regularizers have zero gradient, and nothing is NaN."""
     gradients = []
     for weight in (0.0, 1.0):
         encoder = copy.deepcopy(tiny_encoder)
@@ -205,7 +205,7 @@ def test_the_first_step_has_a_gradient_of_the_words_alone(tiny_encoder: Encoder)
 
 
 @pytest.mark.parametrize("shape", [None, ROOMY])
-def test_pairs_without_links_leave_the_regularisers(
+def test_without_links_only_the_regularizers_remain(
     tiny_encoder: Encoder, shape: BatchShape | None
 ) -> None:
     encoder = copy.deepcopy(tiny_encoder)
@@ -236,7 +236,7 @@ def test_missing_links_are_reported(tiny_encoder: Encoder, kind: str) -> None:
     assert objective.find_problem(tiny_encoder, special_tokens, later) is None
 
 
-def test_weights_are_held_only_where_they_are_needed(tiny_encoder: Encoder) -> None:
+def test_weights_are_copied_only_if_needed(tiny_encoder: Encoder) -> None:
     for changes, is_held in (
         ({}, True),
         ({"parameter_weight": 0.0}, False),
@@ -251,7 +251,7 @@ def test_weights_are_held_only_where_they_are_needed(tiny_encoder: Encoder) -> N
         make_objective(layer=5).start(tiny_encoder, ["en-de"])
 
 
-def test_dropout_is_for_the_words_and_not_for_what_was_before(tiny_encoder: Encoder) -> None:
+def test_dropout_applies_to_words_but_not_to_initial_states(tiny_encoder: Encoder) -> None:
     encoder = copy.deepcopy(tiny_encoder).train()
     objective = make_objective(hidden_weight=1.0)
     objective.start(encoder, ["en-de"])
@@ -284,7 +284,7 @@ def test_training_brings_linked_words_together(tiny_encoder: Encoder) -> None:
     assert history[0]["parameters"] == 0 < history[-1]["parameters"]
 
 
-def test_a_stronger_tie_keeps_nearer(tiny_encoder: Encoder) -> None:
+def test_a_higher_weight_keeps_parameters_closer(tiny_encoder: Encoder) -> None:
     distances = []
     for weight in (0.01, 10.0):
         encoder = copy.deepcopy(tiny_encoder)
@@ -316,7 +316,7 @@ def test_one_graph_serves_all_batches(compilable_encoder: Encoder) -> None:
             disturb(encoder, 0.01)
 
 
-def test_mistakes_in_settings_are_refused() -> None:
+def test_invalid_settings_are_errors() -> None:
     for wrong in ({"parameter_weight": -1.0}, {"words": "last"}, {"reference": "disk"}, {"l": 2}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             L2Settings.model_validate(wrong)
@@ -342,7 +342,7 @@ def linked_text(
     demo_rows: list[tuple[str, str, str]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """Two languages of the demo, words at like places linked."""
+    """Two languages of the demo; words at equal positions are linked."""
     from calque.io.cleaning import CleaningRules
     from calque.tokens.prepare import TextSource, prepare_corpora
 
@@ -404,10 +404,10 @@ def test_a_run_logs_its_metrics_and_the_loss_falls(run: Path) -> None:
     assert not [name for name in names if "pretrained" in name or name.startswith("objectives")]
 
 
-def test_a_run_that_goes_on_is_near_to_where_it_began(
+def test_a_resumed_run_regularizes_toward_the_initial_weights(
     run: Path, linked_text: Path, tmp_path: Path
 ) -> None:
-    """Bit for bit: the weights to stay near to are those of the start, not of the checkpoint."""
+    """Bit for bit: the reference is the initial model, not the checkpoint."""
     again = tmp_path / "again"
     shutil.copytree(run, again)
     shutil.rmtree(again / "step-00000006")
@@ -421,7 +421,9 @@ def test_a_run_that_goes_on_is_near_to_where_it_began(
             assert [key for key in one if not torch.equal(one[key], other[key])] == []
 
 
-def test_the_host_may_hold_the_weights(run: Path, linked_text: Path, tmp_path: Path) -> None:
+def test_reference_weights_can_be_in_host_memory(
+    run: Path, linked_text: Path, tmp_path: Path
+) -> None:
     train(make_recipe(reference="host"), output=tmp_path, prepared=linked_text)
     for one, other in zip(read_rows(run), read_rows(tmp_path), strict=True):
         assert one.pop("kind") == other.pop("kind")
@@ -468,7 +470,7 @@ if rank == 0:
 def test_two_processes_compute_what_one_does(
     tiny_folder: Path, tmp_path: Path, fork_server: Any
 ) -> None:
-    """Links and tokens are spread unevenly, and still every one of them weighs the same."""
+    """Links and tokens are distributed unevenly, but all have the same weight."""
     (tmp_path / "two.py").write_text(TWO)
     done = fork_server.run(tmp_path / "two.py", tiny_folder, beside=Path(__file__))
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Weights from before training: how far others are from them, and states as they were."""
+"""Initial weights: the distance from them, and the states that they give."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SENTENCES = Ragged.of([[0, 10, 11, 12, 2], [0, 20, 21, 2], [0, 30, 2]])
 
 @pytest.fixture
 def encoder(tiny_encoder: Encoder) -> Encoder:
-    """One that may be changed."""
+    """A copy that may be changed."""
     return copy.deepcopy(tiny_encoder)
 
 
@@ -38,7 +38,7 @@ def batch() -> TokenBatch:
 
 
 def disturb(encoder: nn.Module, seed: int = 1) -> dict[str, Tensor]:
-    """Move every weight; returns by how much."""
+    """Change every weight and return the changes."""
     generator = torch.Generator().manual_seed(seed)
     moves = {}
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_distance_is_the_sum_of_squares(encoder: Encoder, where: Where) -> None:
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_at_the_start_the_gradient_is_nothing_and_not_nan(encoder: Encoder, where: Where) -> None:
+def test_at_the_start_the_gradient_is_zero_and_not_nan(encoder: Encoder, where: Where) -> None:
     held = PretrainedWeights.of(encoder, where)
     distance = held.distance(encoder)
     assert distance.item() == 0
@@ -86,7 +86,7 @@ class Measure(nn.Module):
         return self.held.distance(inner)
 
 
-def test_gradients_are_right() -> None:
+def test_gradients_are_correct() -> None:
     generator = torch.Generator().manual_seed(3)
     inner: Any = nn.Linear(3, 2).double()
     measure = Measure(inner, PretrainedWeights.of(inner, "host"))
@@ -118,7 +118,7 @@ def test_half_precision_is_summed_in_single() -> None:
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_shared_weights_are_held_and_counted_once(encoder: Encoder, where: Where) -> None:
+def test_shared_weights_are_copied_and_counted_once(encoder: Encoder, where: Where) -> None:
     decoder: Any = encoder.model.get_output_embeddings()
     embeddings: Any = encoder.model.get_input_embeddings()
     assert decoder.weight is embeddings.weight
@@ -151,7 +151,7 @@ def test_frozen_weights_are_left_out(encoder: Encoder, batch: TokenBatch, where:
 
 @pytest.mark.parametrize("use_fused_layers", [False, True])
 @pytest.mark.parametrize("where", PLACES)
-def test_states_are_those_of_before_bit_for_bit(
+def test_states_equal_the_initial_ones_bit_for_bit(
     encoder: Encoder, where: Where, use_fused_layers: bool
 ) -> None:
     encoder.use_fused_layers = use_fused_layers
@@ -176,10 +176,10 @@ def test_states_are_those_of_before_bit_for_bit(
     assert moves
 
 
-def test_a_pass_without_gradients_leaves_those_of_autocast_alone(
+def test_a_pass_without_gradients_does_not_fill_the_autocast_cache(
     encoder: Encoder, batch: TokenBatch
 ) -> None:
-    """Autocast keeps weights it has made narrow: those of a pass without gradients have none."""
+    """Autocast caches cast weights; those cast without gradients must not be reused."""
     held = PretrainedWeights.of(encoder, "device")
     with torch.autocast("cpu", torch.bfloat16):
         (before,) = held.encode(encoder, batch, [4])
@@ -190,7 +190,7 @@ def test_a_pass_without_gradients_leaves_those_of_autocast_alone(
     assert (layer.intermediate.dense.weight.grad != 0).any()
 
 
-def test_held_weights_are_copies(encoder: Encoder) -> None:
+def test_stored_weights_are_copies(encoder: Encoder) -> None:
     for where in PLACES:
         held = PretrainedWeights.of(encoder, where)
         places = {weight.data_ptr() for weight in encoder.parameters()}
@@ -207,7 +207,7 @@ def one_process() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_process")
-def test_weights_in_shards_are_refused(encoder: Encoder, batch: TokenBatch) -> None:
+def test_sharded_weights_are_an_error(encoder: Encoder, batch: TokenBatch) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

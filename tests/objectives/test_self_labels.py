@@ -1,4 +1,4 @@
-"""Self-labels: several pairs a block against pair by pair, the plan against its equations."""
+"""Self-labels: several pairs per block against single pairs, the plan against its equations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def draw_pairs(shapes: list[tuple[int, int]], seed: int) -> list[Tensor]:
 
 
 def put_into_one_block(pairs: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Lay pairs along the diagonal of one block, a mark before each side, as in a row."""
+    """Put pairs along the diagonal of one block, with a special token before each side."""
     width = sum(sum(pair.shape[1:]) + 2 for pair in pairs)
     block, cells = torch.zeros(1, width, width), torch.zeros(1, width, width, dtype=torch.bool)
     for rows, columns, pair in cut_places(pairs):
@@ -55,7 +55,7 @@ def cut_places(pairs: list[Tensor]) -> list[tuple[slice, slice, Tensor]]:
 
 
 @given(sizes, st.integers(0, 99), st.integers(1, 4), st.sampled_from([0.5, 0.9, 1.0]))
-def test_pairs_in_one_block_are_linked_as_each_alone(
+def test_pairs_in_one_block_are_linked_independently(
     shapes: list[tuple[int, int]], seed: int, n_rounds: int, alpha: float
 ) -> None:
     pairs = draw_pairs(shapes, seed)
@@ -80,7 +80,7 @@ def plan_by_hand(
 
 
 @given(sizes, st.integers(0, 99), st.sampled_from(["dot", "cosine"]), st.sampled_from([1.0, 7.0]))
-def test_the_plan_is_the_papers(
+def test_the_plan_equals_that_of_the_paper(
     shapes: list[tuple[int, int]], seed: int, similarity: Any, sharpness: float
 ) -> None:
     pairs = [2 * pair - 0.5 for pair in draw_pairs(shapes, seed)]
@@ -118,7 +118,7 @@ def test_filters_by_hand(name: Any) -> None:
 
 
 def test_the_filter_is_applied_to_the_plan() -> None:
-    """Sinkhorn shares the hub, so that more words find a partner than by the scores alone."""
+    """Sinkhorn divides the mass of a hub, so that more words are linked than by the scores."""
     similarity, cells = put_into_one_block([SCORES])
     rules = LabelRules(filter="argmax")
     found = find_links(similarity, cells, rules)
@@ -134,14 +134,14 @@ def test_negative_cosines_are_ranked_too() -> None:
     assert find_links(cosines, cells, rules).sum() == 2
 
 
-def test_cosines_are_those_of_torch() -> None:
+def test_cosines_equal_those_of_torch() -> None:
     states = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     expected = torch.cosine_similarity(states[:, :, None], states[:, None], dim=-1)
     torch.testing.assert_close(compare_states(states, "cosine"), expected)
     torch.testing.assert_close(compare_states(states, "dot"), states @ states.mT)
 
 
-def test_close_rivals_do_not_tie_in_half_precision() -> None:
+def test_close_scores_do_not_become_equal_in_half_precision() -> None:
     """257 is 256 in bfloat16, and autocast would compute in it."""
     states = torch.tensor([[[16.0, 1.0, 0.0], [16.0, 1.0, 0.0], [16.0, 0.0, 1.5]]]).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
@@ -151,7 +151,7 @@ def test_close_rivals_do_not_tie_in_half_precision() -> None:
 
 
 def test_blocks_are_rows_or_pairs() -> None:
-    """`<s> a a </s> b </s>` and `<s> c </s> d d </s>` in a row of 16, or apart."""
+    """`<s> a a </s> b </s>` and `<s> c </s> d d </s>` in one row of 16, or separately."""
     pairs = Ragged.of([[0, 5, 5, 2, 6, 2], [0, 7, 2, 8, 8, 2]])
     flags = torch.tensor([0, LEFT, LEFT, 0, RIGHT, 0, 0, LEFT, 0, RIGHT, RIGHT, 0])
     apart = PairBlocks.of(pack(pairs, pad_id=1), flags)
@@ -167,7 +167,7 @@ def test_blocks_are_rows_or_pairs() -> None:
     assert apart.to_blocks(pack(pairs, pad_id=1).ids).tolist()[1] == [0, 7, 2, 8, 8, 2]
 
 
-def test_a_place_beyond_a_short_pair_is_on_no_side() -> None:
+def test_cells_beyond_a_short_pair_are_on_no_side() -> None:
     pairs, flags = Ragged.of([[5, 6, 7], [8, 9]]), [LEFT, 0, RIGHT, LEFT, RIGHT]
     blocks = PairBlocks.of(pack(pairs, pad_id=1), torch.tensor(flags))
     assert blocks.sides.tolist() == [[LEFT, 0, RIGHT], [LEFT, RIGHT, NEITHER]]

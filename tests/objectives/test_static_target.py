@@ -1,4 +1,4 @@
-"""Words and their static vectors: batches, both losses by other means, and whole runs."""
+"""Words and their static vectors: batches, both losses against references, complete runs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def pool_by_hugging_face(encoder: Encoder, layer: int) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", [None, SHAPE])
-def test_tokens_know_their_words(shape: BatchShape | None) -> None:
+def test_words_of_tokens(shape: BatchShape | None) -> None:
     batch = collate(shape=shape)
     found: dict[int, list[int]] = {}
     for token, word in zip(batch.tokens.ids.tolist(), batch.words.tolist(), strict=True):
@@ -100,7 +100,7 @@ def test_tokens_know_their_words(shape: BatchShape | None) -> None:
     assert batch.vectors[len(WORDS) :].eq(0).all()
 
 
-def test_vectors_come_as_they_are_or_of_length_1() -> None:
+def test_vectors_are_unchanged_or_of_unit_length() -> None:
     vectors = make_vectors()
     vectors[4] = 0
     assert collate(vectors=vectors, unit=False).vectors.numpy().tolist() == vectors.tolist()
@@ -115,7 +115,7 @@ def test_vectors_come_as_they_are_or_of_length_1() -> None:
 
 @pytest.mark.parametrize("shape", [None, SHAPE])
 @pytest.mark.parametrize("layer", [None, 2, -2])
-def test_mse_is_torch_s_on_words_read_one_by_one(
+def test_mse_equals_that_of_torch_on_single_words(
     tiny_encoder: Encoder, shape: BatchShape | None, layer: int | None
 ) -> None:
     objective = make_objective(loss="mse", layer=layer, unit=False)
@@ -130,7 +130,7 @@ def test_mse_is_torch_s_on_words_read_one_by_one(
 @pytest.mark.parametrize("shape", [None, SHAPE])
 @pytest.mark.parametrize("components", [None, 3])
 @pytest.mark.parametrize("unit", ["one", "variance"])
-def test_dcca_correlates_words_read_one_by_one(
+def test_dcca_correlates_single_words(
     tiny_encoder: Encoder, shape: BatchShape | None, components: int | None, unit: str
 ) -> None:
     """Vectors of 5 dimensions, states of 64."""
@@ -186,7 +186,7 @@ def test_a_filled_shape_changes_nothing(tiny_encoder: Encoder, loss: str) -> Non
         pytest.param(WORDS[:2], id="two"),
     ],
 )
-def test_batches_that_say_little_are_no_harm(
+def test_degenerate_batches_give_finite_losses(
     tiny_encoder: Encoder, words: list[list[int]], ridge_unit: str
 ) -> None:
     """Fewer words than dimensions, repeated ones, and vectors that are zero or equal."""
@@ -200,7 +200,7 @@ def test_batches_that_say_little_are_no_harm(
         assert all(p.grad.isfinite().all() for p in encoder.parameters() if p.grad is not None)
 
 
-def test_training_finds_what_both_have_in_common(tiny_encoder: Encoder) -> None:
+def test_training_raises_the_correlation(tiny_encoder: Encoder) -> None:
     """Vectors of 3 dimensions, and 9 words: with a firm ridge, correlation has to be learned."""
     encoder, vectors = copy.deepcopy(tiny_encoder), make_vectors(width=3)
     objective, batch = make_objective(ridge=5.0, ridge_unit="variance"), collate(vectors=vectors)
@@ -226,7 +226,7 @@ def fit(encoder: Encoder, **changes: Any) -> StaticTarget:
     return objective
 
 
-def test_fitted_vectors_lie_where_the_states_do(tiny_encoder: Encoder) -> None:
+def test_fitted_vectors_have_the_mean_and_spread_of_the_states(tiny_encoder: Encoder) -> None:
     """32 dimensions in 64: shape is kept, and mean and spread are those of the states."""
     encoder = copy.deepcopy(tiny_encoder).train()
     objective = fit(encoder, layer=3)
@@ -246,7 +246,7 @@ def test_fitted_vectors_lie_where_the_states_do(tiny_encoder: Encoder) -> None:
     assert not objective.state_dict()
 
 
-def test_without_it_vectors_stay_where_they_are(tiny_encoder: Encoder) -> None:
+def test_without_fit_vectors_are_unchanged(tiny_encoder: Encoder) -> None:
     objective = make_objective(loss="mse")
     objective.fit(tiny_encoder, MARKS, iter([]))
     assert objective.fitted is None
@@ -261,7 +261,7 @@ def look(encoder: Encoder, n_words: int, width: int, **changes: Any) -> str | No
     return make_objective(**changes).find_problem(encoder, MARKS, examples)
 
 
-def test_vectors_that_do_not_fit_are_refused(tiny_encoder: Encoder) -> None:
+def test_vectors_of_a_wrong_size_are_errors(tiny_encoder: Encoder) -> None:
     assert look(tiny_encoder, 9, 64, loss="mse") is None
     with pytest.raises(InputError, match="vectors have 300 dimensions, but the encoder 64"):
         look(tiny_encoder, 9, 300, loss="mse")
@@ -295,7 +295,7 @@ def test_as_many_correlations_are_1_as_reported(
     assert f"{n_sure} correlations" in (look(tiny_encoder, n_words, width) or "")
 
 
-def test_mistakes_in_settings_are_refused() -> None:
+def test_invalid_settings_are_errors() -> None:
     for wrong in (
         {"loss": "l2"},
         {"components": 0},
@@ -370,7 +370,7 @@ def read_rows(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("settings", [{"loss": "mse"}, {"loss": "mse", "fit": True}, {}])
-def test_a_run_learns_and_goes_on_where_it_stopped(
+def test_a_run_learns_and_can_be_resumed(
     text_with_vectors: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     """Bit for bit, including the metrics of the validation text."""
@@ -390,7 +390,7 @@ def test_a_run_learns_and_goes_on_where_it_stopped(
     assert [key for key in one if not torch.equal(one[key], other[key])] == []
 
 
-def test_vectors_of_another_width_stop_a_run_before_it_begins(
+def test_vectors_of_another_size_are_an_error_before_the_run_starts(
     text_with_vectors: Path, tmp_path: Path
 ) -> None:
     recipe = make_recipe(loss="mse")
@@ -453,7 +453,7 @@ if rank == 0:
 def test_two_processes_compute_what_one_does(
     tiny_folder: Path, tmp_path: Path, fork_server: Any
 ) -> None:
-    """Words are spread unevenly, and the statistics are those of all of them.
+    """Words are distributed unevenly, and the statistics are those of all of them.
 
     With a fixed shape the two are compiled; here without the checks of types that tests put around
     functions, which cannot be traced.

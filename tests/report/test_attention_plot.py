@@ -1,4 +1,4 @@
-"""The picture of attention: its curves, its lines, and pieces that no font draws."""
+"""The plot of attention: its curves, its lines, and pieces that no font draws."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def test_curves_and_lines() -> None:
     assert sorted(round(line.get_alpha(), 3) for line in mean.get_lines()) == [0.125, 0.125, 0.5]
 
 
-def test_a_font_is_found_or_not() -> None:
+def test_fonts_are_found() -> None:
     pytest.importorskip("matplotlib")
     assert find_fonts("été") == (["DejaVu Sans"], "")
     assert find_fonts(f"a {NOWHERE}")[1] == NOWHERE
 
 
-def test_it_is_saved_without_a_warning(tmp_path: Path) -> None:
+def test_the_plot_is_saved_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     save_plot(plot_attention(READINGS), tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_models_are_named_shortly() -> None:
+def test_models_have_short_names() -> None:
     assert attention_label(READINGS[0], READINGS) == "m, self-attention"

@@ -1,4 +1,4 @@
-"""Items: shares that add up, errors against resampling, resampling against scipy."""
+"""Items: contributions that add up, errors against resampling, resampling against scipy."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def mark_hits(*rows: list[int]) -> ItemTable:
 
 
 @given(st.integers(0, 99), st.integers(1, 4), st.integers(2, 30), st.floats(0, 100))
-def test_shares_add_up(seed: int, n_seeds: int, n_items: int, origin: float) -> None:
+def test_contributions_add_up(seed: int, n_seeds: int, n_items: int, origin: float) -> None:
     table = draw_table(seed, n_seeds, n_items)
     sums = item_contributions(table, origin).sum(1)
     assert sums == pytest.approx(table.scores - origin, abs=1e-9)
 
 
-def test_resampling_is_scipy_s() -> None:
+def test_resampling_equals_scipy() -> None:
     """The percentile interval of a difference of two F1 on the same items."""
     ours, theirs = draw_table(1, 1, 150, 0.7), draw_table(2, 1, 150, 0.6)
 
@@ -68,7 +68,7 @@ def test_resampling_is_scipy_s() -> None:
     assert errors.resampling.se == pytest.approx(expected.standard_error, rel=0.03)
 
 
-def test_seeds_are_averaged_and_languages_with_as_many_items_kept_together() -> None:
+def test_seeds_are_averaged_and_test_sets_of_equal_size_stay_aligned() -> None:
     tables = [draw_table(seed, 3, n) for seed, n in ((1, 80), (2, 80), (3, 50))]
     sides = {"de": tables[0], "fr": tables[1], "ja": tables[2]}
     others = {"de": draw_table(4, 3, 80), "fr": tables[0], "ja": draw_table(6, 3, 50)}
@@ -82,7 +82,7 @@ def test_seeds_are_averaged_and_languages_with_as_many_items_kept_together() -> 
     )
 
 
-def test_the_test_is_mcnemar_s() -> None:
+def test_the_test_equals_mcnemar() -> None:
     ours = mark_hits([1] * 30 + [1] * 12 + [0] * 4 + [0] * 20)
     theirs = mark_hits([1] * 30 + [0] * 12 + [1] * 4 + [0] * 20)
     error = measure_item_errors({"de": ours}, {"de": theirs}, {"de": 1.0}).testing
@@ -94,8 +94,8 @@ def test_the_test_is_mcnemar_s() -> None:
     assert expected.pvalue < p_value(difference, error) < 0.1
 
 
-def test_a_handful_of_items_proves_nothing() -> None:
-    """Three items of three better: resampling has no spread at all, the test does."""
+def test_a_few_items_are_not_significant() -> None:
+    """All three items are better: resampling has no spread, but the test does."""
     errors = measure_item_errors(
         {"de": mark_hits([1, 1, 1])}, {"de": mark_hits([0, 0, 0])}, {"de": 1.0}
     )
@@ -106,7 +106,7 @@ def test_a_handful_of_items_proves_nothing() -> None:
 
 
 def test_a_contrast_of_languages_that_all_changed() -> None:
-    """Both languages lost 40 points: that says nothing against their gap being as it was."""
+    """Both languages lost 40 points, which is no evidence that their gap changed."""
     generator = np.random.default_rng(5)
     lengths = {"en": generator.integers(1, 40, 90), "de": generator.integers(1, 40, 120)}
 
@@ -120,7 +120,7 @@ def test_a_contrast_of_languages_that_all_changed() -> None:
     assert errors.testing.se == pytest.approx(errors.resampling.se, rel=0.05)
 
 
-def test_what_lasts_is_what_all_seeds_share() -> None:
+def test_the_irreducible_error_is_shared_by_all_seeds() -> None:
     steady, generator = draw_table(1, 1, 400), np.random.default_rng(2)
     same = ItemTable(np.repeat(steady.above, 4, 0), np.repeat(steady.below, 4, 0))
     base = ItemTable(np.repeat(draw_table(3, 1, 400).above, 4, 0), same.below)
@@ -139,7 +139,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resample_scores(tables, 64, np.random.default_rng(0)) == pytest.approx(whole)
 
 
-def test_nothing_below_the_line_scores_nothing() -> None:
+def test_a_zero_denominator_gives_a_score_of_zero() -> None:
     empty = ItemTable(np.zeros((1, 5)), np.zeros((1, 5)))
     assert resample_scores([empty], 10, np.random.default_rng(0)).tolist() == [[0.0] * 10]
     assert item_contributions(empty, 0.0).tolist() == [[0.0] * 5]

@@ -1,4 +1,4 @@
-"""Comparisons of whole folders: who is paired with whom, and what the numbers are."""
+"""Comparisons of result folders: pairing, numbers and verdicts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_errors_are_better_when_lower(tmp_path: Path) -> None:
 
 @settings(max_examples=8)
 @given(st.integers(0, 10**6), st.integers(2, 5))
-def test_the_other_way_round_is_the_opposite(draw: int, n_seeds: int) -> None:
+def test_swapping_the_models_reverses_the_sign(draw: int, n_seeds: int) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as name:
@@ -132,7 +132,7 @@ def change(results: Results, keep: Any) -> Results:
     return Results([row for row in results.rows if keep(row)], [])
 
 
-def test_seeds_of_one_model_alone_are_left_out(drawn: Results) -> None:
+def test_seeds_of_only_one_model_are_left_out(drawn: Results) -> None:
     few = change(drawn, lambda row: row.model != "base" or row.seed in (1, 2, 3))
     study = compare_results(few, "base", models=["same"], tasks=["pos"], settings=FEW)
     c = study.tasks[0].models["same"].overall
@@ -184,7 +184,7 @@ def test_without_seeds_items_decide_alone(tmp_path: Path) -> None:
     assert study.tasks[0].models["better"].overall.category == "cannot tell"
 
 
-def test_seeds_that_change_nothing_count_as_none(drawn: Results) -> None:
+def test_seeds_without_effect_do_not_count(drawn: Results) -> None:
     first = {(r.model, r.task, r.language): r for r in drawn.rows if r.seed == 1}
     rows = [replace(first[r.model, r.task, r.language], seed=r.seed) for r in drawn.rows]
     c = compare_results(Results(rows, []), "base", settings=FEW).tasks[0].models["better"].overall
@@ -199,7 +199,7 @@ def test_a_model_with_seeds_against_one_without(tmp_path: Path) -> None:
     assert c.category == "helps" and not c.paired and c.n_seeds == 5 and c.baseline.fixed
 
 
-def test_scores_without_a_seed_beside_others(drawn: Results) -> None:
+def test_scores_with_and_without_a_seed(drawn: Results) -> None:
     extra = [replace(row, seed=None, value=0.0) for row in drawn.rows if row.seed == 1]
     mixed = Results([*drawn.rows, *extra], [])
     study = compare_results(mixed, "base", models=["same"], tasks=["pos"], settings=FEW)
@@ -269,7 +269,7 @@ def test_a_run_by_the_end_of_its_path(drawn: Results) -> None:
 
 
 def test_the_rule_uses_the_mean_of_the_deviations_by_language(tmp_path: Path) -> None:
-    """Two languages whose seeds cancel out: the mean is constant, each language is not."""
+    """In two languages the effects of seeds cancel out: only their mean is constant."""
     scores = {1: {"de": 50.0, "fr": 54.0}, 2: {"de": 54.0, "fr": 50.0}}
     rows = [
         make_row(model=model, seed=seed, language=language, value=value + shift)

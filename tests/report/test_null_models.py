@@ -1,4 +1,4 @@
-"""Verdicts on drawn models: how often nothing is called something, and something found."""
+"""Verdicts on simulated models: rates of false positives and of detection."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def is_alarm(comparisons: Sequence[Difference]) -> bool:
     ("seeds", "items"), [(0.1, 0.5), (0.3, 0.2), (0.01, 2.0)], ids=["both", "seeds", "items"]
 )
 def test_equal_models_are_called_equal(seeds: float, items: float) -> None:
-    """In at most 1 of 20 grids is anything at all called better or worse.
+    """At most 1 of 20 grids has a false positive.
 
     A test that looks at one source of chance alone calls it far too often where the other rules:
     that is why a verdict needs both.

@@ -1,4 +1,4 @@
-"""The page: well formed, alone, and with every number."""
+"""The HTML page: well formed, self-contained, and with every number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EMPTY = {"meta", "circle", "rect", "line", "polyline"}
 
 
 class Outline(HTMLParser):
-    """What stands open, what was read, and what points elsewhere."""
+    """Collects open elements, text and references of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def page(study: Comparison) -> str:
     return build_page(study)
 
 
-def test_it_is_well_formed_and_alone(page: str) -> None:
+def test_the_page_is_well_formed_and_self_contained(page: str) -> None:
     outline = Outline()
     outline.feed(page)
     outline.close()
@@ -121,10 +121,10 @@ def test_notes_are_shown(study: Comparison, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n_items", [1, 1000])
 @pytest.mark.parametrize("seeds", [(None,), (1, 2, 3)])
-def test_one_item_that_differs_bounds_nothing(
+def test_one_differing_item_gives_no_interval(
     tmp_path: Path, n_items: int, seeds: tuple[int | None, ...]
 ) -> None:
-    """Two nearly equal models: no interval is as wide as that, and the page must do without."""
+    """For two nearly equal models there is no interval, and the page must omit it."""
     (tmp_path / "items").mkdir()
     rows = []
     for model, n_right in (("base", n_items), ("rounded", n_items - 1)):
@@ -150,7 +150,7 @@ def test_one_item_that_differs_bounds_nothing(
     assert "inf" not in to_csv(found) + "\n".join(verdict_sentences(found))
 
 
-def test_differences_are_drawn_where_they_are() -> None:
+def test_differences_are_drawn_at_their_values() -> None:
     rows = {
         "de": {"a": IntervalMark(0.5, -1.0, 2.0), "b": IntervalMark(3.0, 2.0, 4.0, True)},
         "ja": {"a": IntervalMark(3.0, None, None)},

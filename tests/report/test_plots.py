@@ -1,4 +1,4 @@
-"""Plots: the right points in the right panels, and files that are what they say."""
+"""Plots: points in the right panels, and files of the right type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading results: what a killed run left, what is no row, whose items they are."""
+"""Reading results: truncated files, invalid rows, and items that do not match."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_rows_as_they_were_written(tmp_path: Path) -> None:
     assert read_results([tmp_path / "results.jsonl"]).rows == found.rows
 
 
-def test_a_line_cut_off_by_a_kill_is_counted(tmp_path: Path) -> None:
+def test_a_truncated_line_is_counted(tmp_path: Path) -> None:
     write_rows(tmp_path, [make_row(seed=1), make_row(seed=2)])
     path = tmp_path / "results.jsonl"
     whole = path.read_bytes()
@@ -48,7 +48,7 @@ def test_a_line_cut_off_by_a_kill_is_counted(tmp_path: Path) -> None:
     assert note.startswith("1 truncated last line")
 
 
-def test_cut_inside_a_letter(tmp_path: Path) -> None:
+def test_truncated_inside_a_character(tmp_path: Path) -> None:
     line = json.dumps(make_row(model="übung"), ensure_ascii=False).encode()
     (tmp_path / "results.jsonl").write_bytes(line + b"\n" + line[: line.index(b"\xbc")])
     assert read_results([tmp_path]).n_truncated == 1
@@ -76,7 +76,9 @@ def test_cut_inside_a_letter(tmp_path: Path) -> None:
         (make_row(items="/etc/passwd"), "is outside the result folder"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str | dict[str, Any], problem: str) -> None:
+def test_an_invalid_line_is_reported(
+    tmp_path: Path, line: str | dict[str, Any], problem: str
+) -> None:
     text = line if isinstance(line, str) else json.dumps(line)
     (tmp_path / "results.jsonl").write_text(json.dumps(make_row()) + f"\n{text}\n")
     with pytest.raises(InputError, match=problem) as caught:
@@ -89,7 +91,7 @@ def test_no_results(tmp_path: Path) -> None:
         read_results([tmp_path])
 
 
-def test_of_rows_for_one_cell_the_last_counts(tmp_path: Path) -> None:
+def test_the_last_of_several_rows_for_one_cell_counts(tmp_path: Path) -> None:
     first = write_rows(tmp_path / "1", [make_row(value=1.0), make_row(seed=2)])
     second = write_rows(tmp_path / "2", [make_row(value=2.0)])
     found = read_results([first, second, first / ".." / "1"])
@@ -100,7 +102,7 @@ def test_of_rows_for_one_cell_the_last_counts(tmp_path: Path) -> None:
     assert file_notes(found) == ["1 row repeated for the same cell; the last one counts"]
 
 
-def test_a_failure_is_forgotten_once_it_worked(tmp_path: Path) -> None:
+def test_a_failure_is_dropped_after_a_success(tmp_path: Path) -> None:
     failed = make_row(language=None, value=None, metric=None, error="out of memory\nat line 3")
     write_rows(tmp_path, [failed, make_row(), failed | {"seed": 2}, make_row(model="b", seed=3)])
     found = read_results([tmp_path])
@@ -132,8 +134,8 @@ def test_settings_data_and_versions_must_agree(tmp_path: Path) -> None:
     assert notes == ["pos: the scores were made with different settings"]
 
 
-def test_one_name_for_two_models_is_said(tmp_path: Path) -> None:
-    """Seeds of other weights under the same name, as two folders can hold them, are not one's."""
+def test_one_name_for_two_models_is_reported(tmp_path: Path) -> None:
+    """Two folders can use one name for different weights, which are not seeds of one model."""
     for number, weights in ((1, "old"), (2, "new")):
         row = DRAWN["make_row"](model="m", seed=number, config=f"aa-bb-{weights}")
         base = DRAWN["make_row"](model="base", seed=number)
@@ -143,7 +145,7 @@ def test_one_name_for_two_models_is_said(tmp_path: Path) -> None:
     assert mixture_notes("pos", [row for row in rows if row.seed == 1]) == []
 
 
-def test_items_that_are_not_the_row_s(tmp_path: Path) -> None:
+def test_items_of_another_row_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "items").mkdir()
     write_rows(tmp_path, [make_row(items="items/a.npz")])
     (row,) = read_results([tmp_path]).rows

@@ -53,7 +53,7 @@ def test_student_s_own_example() -> None:
 
 
 @given(several)
-def test_the_paired_test_is_scipy_s(pairs: list[tuple[float, float]]) -> None:
+def test_the_paired_test_equals_scipy(pairs: list[tuple[float, float]]) -> None:
     ours, theirs = map(list, zip(*pairs, strict=True))
     if np.std(np.subtract(ours, theirs)) < 1e-6:
         return
@@ -67,7 +67,7 @@ def test_the_paired_test_is_scipy_s(pairs: list[tuple[float, float]]) -> None:
 
 
 @given(st.lists(scores, min_size=2, max_size=8), st.lists(scores, min_size=2, max_size=8))
-def test_the_unpaired_test_is_scipy_s(ours: list[float], theirs: list[float]) -> None:
+def test_the_unpaired_test_equals_scipy(ours: list[float], theirs: list[float]) -> None:
     if np.std(ours) < 1e-3 or np.std(theirs) < 1e-3:
         return
     expected = stats.ttest_ind(ours, theirs, equal_var=False)
@@ -84,7 +84,7 @@ def test_a_model_without_seeds_against_one_with() -> None:
 
 
 @given(several)
-def test_sign_flips_are_scipy_s(pairs: list[tuple[float, float]]) -> None:
+def test_sign_flips_equal_scipy(pairs: list[tuple[float, float]]) -> None:
     differences = [a - b for a, b in pairs]
     expected = stats.permutation_test(
         (differences, np.zeros(len(differences))),
@@ -96,11 +96,11 @@ def test_sign_flips_are_scipy_s(pairs: list[tuple[float, float]]) -> None:
     assert sign_flip_p(differences, generator()) == pytest.approx(expected.pvalue)
 
 
-def test_five_seeds_flip_to_a_sixteenth_at_best() -> None:
+def test_five_seeds_give_at_least_a_sixteenth() -> None:
     assert sign_flip_p([1.0, 2.0, 3.0, 4.0, 5.0], generator()) == 2 / 32
 
 
-def test_many_seeds_are_flipped_at_random() -> None:
+def test_many_seeds_are_sampled() -> None:
     differences = (np.arange(20) - 7.0).tolist()
     # The normal approximation of the same test.
     z = abs(sum(differences)) / math.sqrt(sum(each**2 for each in differences))
@@ -109,7 +109,7 @@ def test_many_seeds_are_flipped_at_random() -> None:
     assert p == pytest.approx(2 * stats.norm.sf(z), abs=0.01)
 
 
-def test_min_f_prime_is_clark_s() -> None:
+def test_min_f_prime_equals_clark() -> None:
     """Raaijmakers et al. (1999): min F' = F1 F2 / (F1 + F2), df = (F1+F2)² / (F1²/n2 + F2²/n1)."""
     difference, seeds, items = 2.0, StandardError(0.5, 4), StandardError(0.8, 199)
     f1, f2 = (difference / seeds.se) ** 2, (difference / items.se) ** 2
@@ -118,14 +118,14 @@ def test_min_f_prime_is_clark_s() -> None:
     assert both.df == pytest.approx((f1 + f2) ** 2 / (f1**2 / items.df + f2**2 / seeds.df))
 
 
-def test_an_error_without_bound_stays_so() -> None:
-    """One test item has no spread: no seed makes up for that, and p is a number still."""
+def test_an_unknown_error_stays_unknown() -> None:
+    """One test item has no spread: seeds do not replace it, and p is still a number."""
     both = add_errors(StandardError(1.0, 4), StandardError(math.inf, 1))
     assert both == StandardError(math.inf, 1)
     assert p_value(3.0, both) == 1.0
 
 
-def test_the_paper_s_rule() -> None:
+def test_the_rule_of_the_paper() -> None:
     """mBERT's parsing in Wu and Dredze's Table 1: weak alignment counts as better there."""
     mbert = Spread(52.6, 0.4, 5)
     assert one_deviation_rule(Spread(53.1, 0.6, 5), mbert) == "above"
@@ -139,7 +139,7 @@ def test_the_paper_s_rule() -> None:
 @pytest.mark.parametrize(("ours", "method"), [("holm", "holm"), ("bh", "fdr_bh")])
 @settings(max_examples=15)  # statsmodels collects garbage at each call
 @given(ps=st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_corrections_are_statsmodels(ours: str, method: str, ps: list[float]) -> None:
+def test_corrections_equal_statsmodels(ours: str, method: str, ps: list[float]) -> None:
     expected = multipletests(ps, method=method)[1]
     assert adjust_p_values(ps, ours) == pytest.approx(expected.tolist())  # type: ignore[arg-type]
 
@@ -163,13 +163,13 @@ def test_hedges_g() -> None:
 
 @pytest.mark.parametrize("effect", [0.3, 0.6, 1.2, 3.0])
 @pytest.mark.parametrize("alpha", [0.05, 0.005])
-def test_seeds_needed_are_statsmodels(effect: float, alpha: float) -> None:
+def test_seeds_needed_equal_statsmodels(effect: float, alpha: float) -> None:
     expected = TTestPower().solve_power(effect_size=effect, alpha=alpha, power=0.8)
     found = count_seeds_needed(effect * 2.5, 2.5, None, alpha)
     assert found == math.ceil(expected - 1e-6)
 
 
-def test_power_is_statsmodels() -> None:
+def test_power_equals_statsmodels() -> None:
     expected = TTestPower().power(effect_size=0.9, nobs=8, alpha=0.05)
     assert power_of_test(0.9, StandardError(1 / math.sqrt(8), 7), 0.05) == pytest.approx(expected)
     # Where the noncentral t cannot be computed, all is seen.
@@ -207,7 +207,7 @@ def test_the_order_of_seeds_does_not_matter(order: list[int]) -> None:
     assert sign_flip_p(differences, generator()) == sign_flip_p(unmixed, generator())
 
 
-def test_the_same_difference_everywhere_proves_nothing() -> None:
+def test_a_constant_difference_is_not_significant() -> None:
     """Two seeds of coarse scores: the paired deviation is 0, that of the scores is not."""
     error = paired_error([50.0, 60.0], [40.0, 50.0])
     assert error.se == pytest.approx(math.sqrt(50))

@@ -1,4 +1,4 @@
-"""Tables: the same numbers everywhere, and no name that breaks a format."""
+"""Tables: the same numbers in all formats, and escaped names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     )
 
 
-def test_a_terminal(study: Comparison) -> None:
+def test_a_table_for_the_terminal(study: Comparison) -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=200)
     tables = [verdict_table(study), *(task_table(study, task) for task in study.tasks)]
@@ -102,7 +102,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     )
 
 
-def test_latex_has_tables_that_pages_have_room_for(crowd: Comparison) -> None:
+def test_latex_tables_fit_on_pages(crowd: Comparison) -> None:
     text = to_latex(crowd)
     tables = re.findall(r"\\begin{tabular}.*?\\end{tabular}", text, re.S)
     found = set()

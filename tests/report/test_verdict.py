@@ -21,7 +21,7 @@ from calque.report.verdict import (
 
 
 def make(p: float | None = 0.5, **changes: Any) -> Difference:
-    """+0.4 [−0.2, 1.0] with five seeds, as the papers have it."""
+    """Return a difference of +0.4 [−0.2, 1.0] with five seeds."""
     given = {
         "task": "ner",
         "name": "mean",
@@ -70,7 +70,7 @@ def test_helps_and_hurts() -> None:
     assert "hurts" in word(make(0.01, higher_is_better=False))
 
 
-def test_correction_takes_a_verdict_back() -> None:
+def test_correction_revokes_a_verdict() -> None:
     text = word(make(0.03, low=0.1), make(0.5), make(0.7))
     assert "within noise with 5 seeds, corrected for 3 tests; " in text
 
@@ -123,7 +123,7 @@ def test_resampled_items_must_agree() -> None:
         ({"deviation": 0.05}, "a few more seeds would decide"),
     ],
 )
-def test_what_it_would_take(changes: dict[str, Any], words: str) -> None:
+def test_what_would_be_needed(changes: dict[str, Any], words: str) -> None:
     assert words in word(replace(make(), **changes))
 
 
