@@ -1,34 +1,50 @@
-"""Question answering: files, windows of a fixed shape, and training of a model."""
+"""Question answering: files, windows, training of a model, and scores of answers."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import string
+from collections import Counter
 from copy import deepcopy
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from calque.errors import InputError
 from calque.evaluation.registry import TASKS, load_function
 from calque.evaluation.settings import TaskSettings
 from calque.evaluation.tasks.question_answering import (
     HELD_OUT,
+    MLQA_ARTICLES,
+    NOT_HERE,
     FoundAnswer,
+    QuestionExamples,
     SpanFinder,
+    _window_starts,
     encode_questions,
     find_files,
+    find_tokens,
     list_languages,
     measure,
+    normalize_mlqa,
     normalize_squad,
+    score_answer,
     score_answers,
 )
 from calque.io.questions import Answer, Question, read_questions
 from calque.models.encoder import Encoder
 from calque.tokens.layout import fit_batch_shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 QUESTIONS = Path(__file__).parents[1] / "data" / "questions"
 SETTINGS = TaskSettings(epochs=1, batch_tokens=512, train_examples=8, test_examples=4)
@@ -264,3 +280,223 @@ def test_best_epoch_cannot_be_selected(tiny_encoder: Encoder) -> None:
         measure(
             tiny_encoder, QUESTIONS, task="xquad", settings=replace(SETTINGS, select="best"), seed=0
         )
+
+
+ALL = [
+    question
+    for path in sorted(QUESTIONS.rglob("*.json*"))
+    for question in read_questions(path)
+    if question.answers
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer of calque-mini, which covers the scripts of the samples."""
+    import torch
+
+    from calque.models.loading import load_checkpoint
+
+    return load_checkpoint(None, torch.float32)[1]
+
+
+@pytest.fixture(scope="module")
+def examples(tokenizer: PreTrainedTokenizerFast) -> QuestionExamples:
+    return encode_questions(tokenizer, ALL, 96, stride=32)
+
+
+def test_windows_equal_pairs_encoded_by_the_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, examples: QuestionExamples
+) -> None:
+    ends = np.cumsum(examples.lengths)
+    assert examples.lengths.max() <= 96
+    whole = [w for w in range(len(ends)) if (examples.owners == examples.owners[w]).sum() == 1]
+    assert whole
+    for window in whole:
+        question = ALL[examples.owners[window]]
+        expected = tokenizer.backend_tokenizer.encode(question.text, question.context).ids
+        found = examples.windows.ids[ends[window] - examples.lengths[window] : ends[window]]
+        assert found.tolist() == expected
+
+
+def test_answers_keep_their_characters(examples: QuestionExamples) -> None:
+    n_here = 0
+    for window, owner in enumerate(examples.owners.tolist()):
+        start, end = int(examples.starts[window]), int(examples.ends[window])
+        if start == NOT_HERE:
+            assert end == NOT_HERE
+            continue
+        n_here += 1
+        first, last = examples.characters(window, start, end)
+        answer, context = ALL[owner].answers[0], ALL[owner].context
+        begin = answer.start + len(answer.text) - len(answer.text.lstrip())
+        stop = answer.start + len(answer.text.rstrip())
+        # Tokens may extend beyond the answer on both sides, but must contain all of it ...
+        assert first <= begin and stop <= last
+        assert answer.text.strip() in context[first:last]
+        # ... and the outermost tokens both have something of it.
+        assert examples.characters(window, start, start)[1] > begin
+        assert examples.characters(window, end, end)[0] < stop
+    assert n_here >= len(ALL) - examples.n_lost_answers > 0.9 * len(ALL)
+
+
+def test_every_token_of_a_text_is_in_a_window(examples: QuestionExamples) -> None:
+    for owner, spans in enumerate(examples.spans):
+        seen = np.zeros(len(spans), dtype=int)
+        for window in np.flatnonzero(examples.owners == owner).tolist():
+            begin = int(examples.offsets[window])
+            seen[begin : begin + int(examples.n_text[window])] += 1
+        assert seen.all()
+
+
+@given(st.integers(0, 60), st.integers(2, 20), st.integers(1, 30), st.data())
+def test_spans_of_half_a_window_are_completely_in_one(
+    n_tokens: int, room: int, stride: int, data: st.DataObject
+) -> None:
+    starts = _window_starts(n_tokens, room, stride)
+    assert starts[0] == 0 and starts[-1] + room >= n_tokens
+    assert len(starts) == 1 or starts[-2] + room < n_tokens  # no superfluous window
+    if n_tokens:
+        first = data.draw(st.integers(0, n_tokens - 1))
+        last = min(n_tokens - 1, first + room // 2 - 1)
+        assert any(begin <= first and last < begin + room for begin in starts)
+
+
+def test_tokens_of_an_answer_by_hand() -> None:
+    spans = np.array([[0, 3], [3, 8], [8, 9], [9, 9], [9, 13]])  # "Die| Zeit|,|| Ort"
+    assert find_tokens(spans, Answer("Zeit", 4)) == (1, 1)
+    assert find_tokens(spans, Answer("Zeit, Ort", 4)) == (1, 4)
+    assert find_tokens(spans, Answer(" Zeit ", 3)) == (1, 1)
+    assert find_tokens(spans, Answer("x", 40)) is None
+
+
+def test_long_questions_are_truncated_and_counted(tokenizer: PreTrainedTokenizerFast) -> None:
+    question = Question("q", "why " * 100, "Because of rain.", (Answer("rain", 11),))
+    examples = encode_questions(tokenizer, [question], 40, stride=10)
+    assert examples.n_cut_questions == 1
+    assert examples.lengths.max() <= 40
+    assert examples.starts.max() > 0
+    with pytest.raises(InputError, match="too short for a question"):
+        encode_questions(tokenizer, [question], 5, stride=10)
+
+
+def test_an_answer_longer_than_any_window_is_counted(tokenizer: PreTrainedTokenizerFast) -> None:
+    text = "the old house stood on a hill " * 8
+    question = Question("q", "What?", text, (Answer(text, 0),))
+    examples = encode_questions(tokenizer, [question], 32, stride=10)
+    assert examples.n_lost_answers == 1
+    assert not examples.starts.any()
+
+
+def test_a_blank_text_has_one_window_without_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    examples = encode_questions(tokenizer, [Question("q", "What?", " ", ())], 32, stride=10)
+    assert examples.n_text.tolist() == [0]
+    assert not examples.collate(np.array([0])).is_text.any()
+
+
+def test_questions_whose_answers_are_all_long_are_counted(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    text = "the old house stood on a hill"
+    both = Question("1", "What?", text, (Answer(text, 0), Answer("house", 8)))
+    long = Question("2", "What?", text, (Answer(text, 0),))
+    unknown = Question("3", "What?", text, ())
+    questions = [both, long, unknown]
+    examples = encode_questions(tokenizer, questions, 64, stride=10)
+    assert examples.count_longer(questions, 3) == 1
+    assert examples.count_longer(questions, 30) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("The Quick, brown fox!", "quick brown fox"),
+        ("An  apple\ta day", "apple day"),
+        ("theatre and an anthem", "theatre and anthem"),  # articles are whole words
+        ("U.S.A.", "usa"),
+        ("the-end", "theend"),  # punctuation is removed before articles
+        ("“quoted” – dash", "“quoted” – dash"),  # SQuAD removes ASCII punctuation only
+        ("a", ""),
+        ("Die Stadt", "die stadt"),
+    ],
+)
+def test_normalization_of_squad(answer: str, expected: str) -> None:
+    assert normalize_squad(answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("language", "answer", "expected"),
+    [
+        ("en", "The “quoted” – dash", "quoted dash"),
+        ("en", "$5 (about)", "5 about"),  # ASCII symbols count as punctuation
+        ("en", "€5", "€5"),  # other symbols do not
+        ("de", "Der Mann, des Jahres", "mann jahres"),
+        ("de", "the Haus", "the haus"),
+        ("es", "¿Los Ángeles?", "ángeles"),
+        ("vi", "cái bàn của tôi", "bàn tôi"),
+        ("hi", "राम, श्याम।", "राम श्याम"),
+        ("ar", "البيت الكبير", "بيت كبير"),
+        ("ar", "خالد", "خ د"),  # the script removes the article inside a word, too
+        ("zh", "北京，2008 Olympics年", "北 京 2008 olympics 年"),
+        ("zh", "the 山", "the 山"),
+    ],
+)
+def test_normalization_of_mlqa(language: str, answer: str, expected: str) -> None:
+    assert normalize_mlqa(answer, language) == expected
+
+
+def test_a_language_without_rules_is_an_error() -> None:
+    with pytest.raises(InputError, match="no rules for answers in 'fr'"):
+        normalize_mlqa("le", "fr")
+
+
+def test_scores_by_hand() -> None:
+    # Two words in common of 3 and 4: precision 2/3, recall 1/2, F1 = 4/7.
+    assert score_answer("the red old house", ["a red wooden house today"]) == (
+        pytest.approx(4 / 7),
+        0,
+    )
+    # Repeated words count as often as they occur on both sides: 2 of 3 and of 2.
+    assert score_answer("ba ba ba", ["ba ba"])[0] == pytest.approx(4 / 5)
+    # Both scores use the gold answer that fits best.
+    assert score_answer("1976", ["in 1976", "1976"]) == (1, 1)
+    assert score_answer("nothing", ["in 1976", "1976"]) == (0, 0)
+    # Chinese is split into characters: 2 in common of 3 and 2.
+    assert score_answer("北京市", ["北京"], partial(normalize_mlqa, language="zh"))[0] == (
+        pytest.approx(4 / 5)
+    )
+    assert score_answer("北京市", ["北京"])[0] == 0
+    # Two empty strings are equal but have no word in common, as in both scripts.
+    assert score_answer("the", ["a"]) == (0, 1)
+
+
+WORDS = st.lists(st.sampled_from(["the", "a", "red", "Red", "house,", "2", "“x”"]), max_size=6).map(
+    " ".join
+)
+
+
+@given(WORDS, st.lists(WORDS, min_size=1, max_size=3))
+def test_scores_equal_the_definition(found: str, answers: list[str]) -> None:
+    """F1 = 2PR / (P + R) over words without punctuation."""
+
+    def words(text: str) -> list[str]:
+        bare = "".join(c for c in text.lower() if c not in string.punctuation)
+        return [word for word in bare.split() if word not in ("a", "an", "the")]
+
+    expected = []
+    for answer in answers:
+        common = sum((Counter(words(found)) & Counter(words(answer))).values())
+        if common:
+            precision, recall = common / len(words(found)), common / len(words(answer))
+            expected.append(2 * precision * recall / (precision + recall))
+    f1, exact = score_answer(found, answers)
+    assert f1 == pytest.approx(max(expected, default=0))
+    assert exact == any(words(found) == words(answer) for answer in answers)
+
+
+@given(st.text(max_size=30), st.sampled_from(sorted(MLQA_ARTICLES)))
+def test_normalized_answers_have_single_spaces_and_full_scores(text: str, language: str) -> None:
+    normal = normalize_mlqa(text, language)
+    assert normal == " ".join(normal.split())
+    f1, exact = score_answer(text, [text], partial(normalize_mlqa, language=language))
+    assert (f1, exact) == (float(bool(normal)), 1)

@@ -17,8 +17,8 @@ from calque.tokens.sampling import derive_seed
 
 if TYPE_CHECKING:
     from calque.evaluation.finetuning.head_model import HeadModel
-    from calque.evaluation.finetuning.plug_in import TranslatedExample
-    from calque.evaluation.finetuning.transfer import LabeledCorpus, Role, TranslatedPairs
+    from calque.evaluation.finetuning.labeled_corpus import LabeledCorpus
+    from calque.evaluation.finetuning.plug_in import Role, TranslatedExample, TranslatedPairs
     from calque.models.encoder import Encoder
 
 

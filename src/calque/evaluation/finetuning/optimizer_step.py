@@ -20,6 +20,73 @@ if TYPE_CHECKING:
     from calque.evaluation.finetuning.head_model import DeviceBatch, HeadModel
     from calque.evaluation.settings import TaskSettings
 
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+# Steps before the recording, in which libraries and the optimizer create their state.
+N_WARMUP_STEPS = 3
+
+
+class OptimizerStep:
+    """The optimizer steps of a run: the learning rates rise during warm-up, then fall linearly."""
+
+    def __init__(
+        self, model: HeadModel, settings: TaskSettings, n_updates: int, *, can_replay: bool = False
+    ) -> None:
+        self.model, self.settings, self.n_updates = model, settings, n_updates
+        self.optimizer = build_optimizer(model, settings)
+        self.peaks = [group["peak"] for group in self.optimizer.param_groups]
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        step: Callable[[Any], Tensor] = self._step
+        self._run = GraphReplay(step) if can_replay else step
+
+    def __call__(self, batch: DeviceBatch, number: int) -> Float[Tensor, ""]:
+        """Run step `number`, counted from 0, and return the loss, still on the device."""
+        self._set_learning_rates(number)
+        return self._run(batch)
+
+    def _set_learning_rates(self, number: int) -> None:
+        # The rate reaches 0 one step after the last, so that the last step counts too.
+        warmup = math.ceil(self.settings.warmup * self.n_updates)
+        factor = learning_rate_factor(
+            number + 1, kind="linear", warmup=warmup, steps=self.n_updates + 1
+        )
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(factor * peak)
+            else:
+                group["lr"] = factor * peak
+
+    def _step(self, batch: Any) -> Tensor:
+        with working_precision(self.model, self.settings):
+            loss: Tensor = self.model(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+
+def build_optimizer(model: HeadModel, settings: TaskSettings) -> torch.optim.AdamW:
+    """Return AdamW with separate rates for encoder and head; only matrices decay."""
+    body = {id(parameter) for parameter in model.encoder.parameters()}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise InputError("no weight of the model is trained", fix="use a task with a head")
+    cuda = trained[0].is_cuda
+    groups: list[dict[str, Any]] = []
+    for in_body, rate in ((True, settings.learning_rate), (False, settings.head_learning_rate)):
+        for decays in (True, False):
+            members = [p for p in trained if (id(p) in body) == in_body and (p.ndim >= 2) == decays]
+            if members:
+                groups.append(
+                    {
+                        "params": members,
+                        "lr": torch.tensor(rate, device=members[0].device) if cuda else rate,
+                        "peak": rate,
+                        "weight_decay": settings.weight_decay if decays else 0.0,
+                    }
+                )
+    return torch.optim.AdamW(groups, betas=BETAS, eps=EPSILON, fused=cuda, capturable=cuda)
+
 
 @contextmanager
 def working_precision(model: HeadModel, settings: TaskSettings) -> Iterator[None]:
@@ -36,10 +103,6 @@ def working_precision(model: HeadModel, settings: TaskSettings) -> Iterator[None
             yield
     finally:
         model.encoder.use_fused_layers = fused
-
-
-# Steps before the recording, in which libraries and the optimizer create their state.
-N_WARMUP_STEPS = 3
 
 
 class GraphReplay:
@@ -117,69 +180,3 @@ def clone_tensors(batch: Any) -> Any:
     copy = batch.to("cpu").to(device)
     torch.cuda.synchronize(device)
     return copy
-
-
-BETAS, EPSILON = (0.9, 0.999), 1e-8
-
-
-class OptimizerStep:
-    """The optimizer steps of a run: the learning rates rise during warm-up, then fall linearly."""
-
-    def __init__(
-        self, model: HeadModel, settings: TaskSettings, n_updates: int, *, can_replay: bool = False
-    ) -> None:
-        self.model, self.settings, self.n_updates = model, settings, n_updates
-        self.optimizer = build_optimizer(model, settings)
-        self.peaks = [group["peak"] for group in self.optimizer.param_groups]
-        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        step: Callable[[Any], Tensor] = self._step
-        self._run = GraphReplay(step) if can_replay else step
-
-    def __call__(self, batch: DeviceBatch, number: int) -> Float[Tensor, ""]:
-        """Run step `number`, counted from 0, and return the loss, still on the device."""
-        self._set_learning_rates(number)
-        return self._run(batch)
-
-    def _set_learning_rates(self, number: int) -> None:
-        # The rate reaches 0 one step after the last, so that the last step counts too.
-        warmup = math.ceil(self.settings.warmup * self.n_updates)
-        factor = learning_rate_factor(
-            number + 1, kind="linear", warmup=warmup, steps=self.n_updates + 1
-        )
-        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(factor * peak)
-            else:
-                group["lr"] = factor * peak
-
-    def _step(self, batch: Any) -> Tensor:
-        with working_precision(self.model, self.settings):
-            loss: Tensor = self.model(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-
-def build_optimizer(model: HeadModel, settings: TaskSettings) -> torch.optim.AdamW:
-    """Return AdamW with separate rates for encoder and head; only matrices decay."""
-    body = {id(parameter) for parameter in model.encoder.parameters()}
-    trained = [p for p in model.parameters() if p.requires_grad]
-    if not trained:
-        raise InputError("no weight of the model is trained", fix="use a task with a head")
-    cuda = trained[0].is_cuda
-    groups: list[dict[str, Any]] = []
-    for in_body, rate in ((True, settings.learning_rate), (False, settings.head_learning_rate)):
-        for decays in (True, False):
-            members = [p for p in trained if (id(p) in body) == in_body and (p.ndim >= 2) == decays]
-            if members:
-                groups.append(
-                    {
-                        "params": members,
-                        "lr": torch.tensor(rate, device=members[0].device) if cuda else rate,
-                        "peak": rate,
-                        "weight_decay": settings.weight_decay if decays else 0.0,
-                    }
-                )
-    return torch.optim.AdamW(groups, betas=BETAS, eps=EPSILON, fused=cuda, capturable=cuda)

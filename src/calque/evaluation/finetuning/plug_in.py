@@ -5,13 +5,17 @@ Luo et al. (2021), section 3.1: x is predicted from [H_x ; S_x], its translation
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
 
 from calque.errors import InputError
+from calque.evaluation.finetuning.labeled_corpus import are_parallel
+from calque.io.xtreme import TRANSLATE_TRAIN
 from calque.models.veco import Veco
 from calque.objectives.base import TensorBatch
 from calque.objectives.cross_attention_lm import encode_alone_and_paired
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
+    from calque.evaluation.finetuning.labeled_corpus import LabeledCorpus
+    from calque.evaluation.finetuning.transfer import TransferRun
     from calque.models.encoder import Encoder
 
     IntArray = npt.NDArray[np.int64]
@@ -38,6 +44,141 @@ class TranslatedExample(Generic[T]):
     example: T
     other: T | None = None
     learns_other: bool = False
+
+
+Role = Literal["train", "select", "test"]
+
+
+class TranslatedPairs(Generic[T]):
+    """Finds the translations of examples.
+
+    An example of another language is paired with one of the source language: by the original that
+    its file names; line by line, if the files are parallel or the file is in `translate-train`; by
+    the teacher that labeled it; and for tests first of all by the file in `translate-test`, which
+    `read` reads. An example of the source is paired with the first language that has one.
+    """
+
+    def __init__(
+        self,
+        corpus: LabeledCorpus[T],
+        read: Callable[[Path], list[T]],
+        find_original: Callable[[T], T | None] = lambda example: None,
+        is_empty: Callable[[T], bool] = lambda example: False,
+    ) -> None:
+        self.corpus, self._read = corpus, read
+        self._find_original, self._is_empty = find_original, is_empty
+        self._known: dict[tuple[str, Role], dict[int, T]] = {}
+
+    def pair_training_examples(
+        self, run: TransferRun, leave_out: Sequence[T]
+    ) -> list[TranslatedExample[T]]:
+        """Return the training pairs of a run; the source side is trained on once per language.
+
+        Paper: bilingual instances are "English instance with its translated one".
+        """
+        source, held = self.corpus.settings.source, set(map(id, leave_out))
+        pairs: list[TranslatedExample[T]] = []
+        for language in run.sources:
+            if language != source:
+                found = self.pair(
+                    language, self.corpus.training_examples(language, leave_out), "train"
+                )
+                for pair in found:
+                    other = pair.other
+                    learns = other is not None and source in run.sources and id(other) not in held
+                    pairs.append(TranslatedExample(pair.example, other, learns))
+        if source in run.sources:
+            already_paired = {id(pair.other) for pair in pairs if pair.learns_other}
+            rest = [
+                e
+                for e in self.corpus.training_examples(source, leave_out)
+                if id(e) not in already_paired
+            ]
+            pairs = self.pair(source, rest, "train") + pairs
+        if all(pair.other is None for pair in pairs):
+            raise InputError(
+                "plug=in needs translations, but no training example has one",
+                file=self.corpus.files.folder,
+                fix=f"put translations of the training set into {TRANSLATE_TRAIN}/ and set "
+                "setting=translate-train-all, or set plug=out",
+            )
+        return pairs
+
+    def pair(self, language: str, examples: Sequence[T], role: Role) -> list[TranslatedExample[T]]:
+        """Return examples of a language with their translations, if there are any."""
+        key = language, role
+        if key not in self._known:
+            self._known[key] = self._find_translations(language, role)
+        known = self._known[key]
+        return [TranslatedExample(example, known.get(id(example))) for example in examples]
+
+    def pairs_by_line(self, language: str) -> bool:
+        """Return whether a test is paired line by line, that is with human translations."""
+        return language not in self.corpus.files.translated_tests
+
+    def _find_translations(self, language: str, role: Role) -> dict[int, T]:
+        """Return the translations by the identity of the example."""
+        files, source = self.corpus.files, self.corpus.settings.source
+        if role == "test" and not self.pairs_by_line(language):
+            return self._read_translated_test(language)
+        if language != source:
+            return {id(own): other for own, other in self._training_pairs(language, role)}
+        for other in sorted({*files.train, *files.dev, *files.test, *self.corpus.teacher_labeled}):
+            found = {} if other == source else dict(self._reversed_pairs(other, role))
+            if found:
+                return found
+        return {}
+
+    def _reversed_pairs(self, language: str, role: Role) -> Iterator[tuple[int, T]]:
+        for own, other in self._training_pairs(language, role):
+            yield id(other), own
+
+    def _read_translated_test(self, language: str) -> dict[int, T]:
+        """Read the translations of a test: one line for every example, which may be empty."""
+        path = self.corpus.files.translated_tests[language]
+        tests, lines = self.corpus.load(self.corpus.files.test_files(language)), self._read(path)
+        if len(lines) != len(tests):
+            problem = f"there are {len(lines):,} translations of {len(tests):,} test examples"
+            raise InputError(problem, file=path, fix="write one line for every example, in order")
+        pairs = zip(tests, lines, strict=True)
+        return {id(test): line for test, line in pairs if not self._is_empty(line)}
+
+    def _training_pairs(self, language: str, role: Role) -> Iterator[tuple[T, T]]:
+        """Yield examples of another language with the source examples that they translate."""
+        files, source = self.corpus.files, self.corpus.settings.source
+        if role == "test":
+            yield from self._pairs_by_line(files.test_files(language), files.test_files(source))
+            return
+        of_role = files.dev if role == "select" else files.train
+        if role == "train":
+            sources = self.corpus.load(files.train.get(source, ()))
+            labeled = self.corpus.teacher_labeled.get(language, ())
+            yield from ((own, sources[k]) for own, k in labeled)
+            if language not in files.train and source not in files.train:
+                of_role = files.dev
+        originals = [p for p in of_role.get(source, ()) if p.parent.name != TRANSLATE_TRAIN]
+        for path in of_role.get(language, ()):
+            named = list(self._pairs_by_original(path, originals))
+            yield from named or self._pairs_by_line((path,), originals)
+
+    def _pairs_by_original(self, path: Path, originals: Sequence[Path]) -> Iterator[tuple[T, T]]:
+        """Yield examples whose file names the original, with the example that has this text."""
+        known: dict[T, T] | None = None
+        for example in self.corpus.load((path,)):
+            original = self._find_original(example)
+            if original is not None:
+                if known is None:
+                    known = {found: found for found in self.corpus.load(originals)}
+                yield example, known.get(original, original)
+
+    def _pairs_by_line(self, own: Sequence[Path], others: Sequence[Path]) -> Iterator[tuple[T, T]]:
+        """Yield the pairs of two parallel files, line by line."""
+        if not own or not others:
+            return
+        if self.corpus.is_parallel or own[0].parent.name == TRANSLATE_TRAIN:
+            sides = self.corpus.load(own), self.corpus.load(others)
+            if are_parallel(sides[0], sides[1], self.corpus.label_of):
+                yield from zip(*sides, strict=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ from calque.evaluation.finetuning.head_model import (
     max_sequence_length,
     move_to_device_of,
 )
-from calque.evaluation.finetuning.plug_in import PairRows, TranslatedExample
-from calque.evaluation.finetuning.transfer import LabeledCorpus, TranslatedPairs, choose_tests
+from calque.evaluation.finetuning.labeled_corpus import LabeledCorpus
+from calque.evaluation.finetuning.plug_in import PairRows, TranslatedExample, TranslatedPairs
+from calque.evaluation.finetuning.transfer import choose_tests
 from calque.evaluation.records import ItemScores
 from calque.evaluation.settings import remember
 from calque.io.labeled import (

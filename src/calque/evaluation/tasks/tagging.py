@@ -23,15 +23,9 @@ from calque.evaluation.finetuning.head_model import (
     max_sequence_length,
     move_to_device_of,
 )
-from calque.evaluation.finetuning.plug_in import PairRows, TranslatedExample
-from calque.evaluation.finetuning.transfer import (
-    LabeledCorpus,
-    OnProgress,
-    TransferRun,
-    TranslatedPairs,
-    choose_tests,
-    report_part,
-)
+from calque.evaluation.finetuning.labeled_corpus import LabeledCorpus
+from calque.evaluation.finetuning.plug_in import PairRows, TranslatedExample, TranslatedPairs
+from calque.evaluation.finetuning.transfer import OnProgress, TransferRun, choose_tests, report_part
 from calque.evaluation.records import ItemScores
 from calque.evaluation.settings import remember
 from calque.io.conllu import (

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calque.errors import InputError
-from calque.evaluation.finetuning.transfer import LabeledCorpus, TransferRun, split_rows
+from calque.evaluation.finetuning.labeled_corpus import LabeledCorpus, split_rows
+from calque.evaluation.finetuning.transfer import TransferRun
 from calque.evaluation.settings import TaskSettings
 from calque.io.conllu import TaggedSentence, read_tagged
 from calque.io.labeled import LabeledText, read_labeled_pairs
