@@ -1,10 +1,9 @@
-"""The MetaXLM study, tiny: packing, runs that resume, and a report of all of it."""
+"""The MetaXLM study with tiny models: packing, interrupted runs, and the report."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
-NAMES = "to\tO\nNew\tB-LOC\nYork\tI-LOC\n\nof\tO\nParis\tB-LOC\n\n"
 
 
 Call = Callable[..., str]
@@ -41,34 +39,16 @@ def write_tagged(source: str, path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def pack(
-    call: Call,
-    demo_rows: Sequence[tuple[str, str, str]],
-    tiny_encoder: Encoder,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    """Public data in small: the demo's sentences, a few annotated ones, a tiny encoder."""
+def pack(call: Call, tiny_encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of tiny data with real part-of-speech tags, so that the scores of models differ."""
     data, out = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("out") / "pack"
-    for name in ("bitext", "tatoeba", "muse", "xtreme/udpos", "xtreme/panx"):
-        (data / name).mkdir(parents=True)
-    for language, code in (("de", "deu"), ("fr", "fra")):
-        pairs = [(english, text) for name, english, text in demo_rows if name == language]
-        lines = [f"{english}\t{text}\ttatoeba\n" for english, text in pairs]
-        (data / "bitext" / f"en-{language}.tsv").write_text("".join(lines))
-        for side, suffix in ((0, "eng"), (1, code)):
-            test = data / "tatoeba" / f"tatoeba.{code}-eng.{suffix}"
-            test.write_text("".join(f"{pair[side]}\n" for pair in pairs[:9]))
-        (data / "xtreme" / "panx" / f"dev-{language}.tsv").write_text(NAMES)
-    for name in ("train-en", "dev-en"):
-        (data / "xtreme" / "panx" / f"{name}.tsv").write_text(NAMES)
-    (data / "muse" / "en-de.0-5000.txt").write_text("house Haus\ntime Zeit\n")
-    shutil.copytree(DATA / "gold", data / "gold_alignments")
+    call("tiny_data.py", data)
     for name in ("train-en", "dev-en", "dev-de", "dev-fr"):
         kind, language = name.split("-")
         source = {"en": "en_ewt", "de": "de_gsd", "fr": "fr_gsd"}[language]
         suffix = ".conllu.xz" if language == "de" else ".conllu"
         write_tagged(f"{source}-{kind}{suffix}", data / "xtreme" / "udpos" / f"{name}.tsv")
-    encoder = data / "encoder"
+    encoder = data / "tiny"
     tiny_encoder.save(encoder)
     options = ("--tokenizer", encoder, "--minilm", encoder, "--vocabulary", 300, "--workers", 1)
     call("metaxlm_pack.py", data, "-o", out, *options)
@@ -81,24 +61,24 @@ def pack(
 
 
 @pytest.mark.slow
-def test_runs_resume_and_are_told(call: Call, pack: Path, tmp_path: Path) -> None:
+def test_study_is_continued_and_reported(call: Call, pack: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     study = (pack, "-o", out, "--tiny", "--languages", "de,fr")
-    told = call("metaxlm.py", *study, "--seeds", 2, "--starts", "own", "--only", "own-xlm")
-    assert "3 runs of 3 to do" in told
+    output = call("metaxlm.py", *study, "--seeds", 2, "--starts", "own", "--only", "own-xlm")
+    assert "3 runs of 3 to do" in output
     assert {path.stem for path in (out / "cells").iterdir()} == {
         "own-mono-1",
         "own-xlm-1",
         "own-xlm-2",
     }
-    # On another machine there are the bundle and no cells; two workers share the rest.
+    # Another machine has the bundle without the cells; two workers execute the rest.
     bundle, other = (out / "study.json").read_text(), tmp_path / "other"
     other.mkdir()
     (other / "study.json").write_text(bundle)
     study = (pack, "-o", other, "--tiny", "--languages", "de,fr", "--seeds", 1)
-    told = call("metaxlm.py", *study, "--jobs", 2)
-    assert "14 runs of 15 to do" in told  # the English model is made again
-    assert "failed" not in told
+    output = call("metaxlm.py", *study, "--jobs", 2)
+    assert "14 runs of 15 to do" in output  # the English model is trained again
+    assert "failed" not in output
     cells = json.loads((other / "study.json").read_text())["cells"]
     assert len(cells) == 16
     assert cells["own-xlm-1"] == json.loads(bundle)["cells"]["own-xlm-1"]
@@ -123,7 +103,7 @@ def check_cells(cells: dict[str, dict]) -> None:
     rows = {name: cell["growth"]["rules"] for name, cell in cells.items() if "mono" not in name}
     assert rows["own-xlm-1"] is rows["own-body-1"] is rows["own-kd-1"] is None
     assert rows["own-dict-1"] is not None
-    # At step 0 frozen and MetaXLM are the same model, and XLM is another.
+    # At step 0 frozen and MetaXLM are the same model, but XLM is not.
     first = {
         name: cell["curves"]["transfer"][0] for name, cell in cells.items() if "mono" not in name
     }
@@ -145,7 +125,7 @@ def check_report(path: Path) -> None:
         assert (path.parent / f"study-{start}-layers.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_data_scripts_say_so_and_end_well(call: Call, tmp_path: Path) -> None:
+def test_scripts_are_skipped_without_data(call: Call, tmp_path: Path) -> None:
     assert "skipped" in call("metaxlm.py", "-o", tmp_path / "out")
     assert "skipped" in call("metaxlm_pack.py", "-o", tmp_path / "pack")
     assert list(tmp_path.iterdir()) == []

@@ -1,10 +1,10 @@
-"""The VECO study, tiny: packing, runs that wait for their start and resume, and a report."""
+"""The VECO study with tiny models: packing, runs that need others, and the report."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
-NAMES = "to\tO\nNew\tB-LOC\nYork\tI-LOC\n\nof\tO\nParis\tB-LOC\n\n"
-KINDS = "the\tDET\nold\tADJ\nhouse\tNOUN\n\na\tDET\nhouse\tNOUN\nfell\tVERB\n\n"
 
 
 Call = Callable[..., str]
@@ -34,56 +32,33 @@ def call(run_benchmark: Callable[..., CompletedProcess[str]]) -> Call:
 
 
 @pytest.fixture(scope="module")
-def pack(
-    call: Call,
-    demo_rows: Sequence[tuple[str, str, str]],
-    tiny_encoder: Encoder,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    """Public data in small: the demo's sentences, a few annotated ones, a tiny encoder."""
+def pack(call: Call, tiny_encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of tiny data, with the encoder that the study uses as calque-mini."""
     data, out = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("out") / "pack"
-    multi30k = data / "translation" / "multi30k"
-    for folder in ("bitext", "tatoeba", "xtreme/udpos", "xtreme/panx", "translation/multi30k"):
-        (data / folder).mkdir(parents=True)
-    for language, code in (("de", "deu"), ("fr", "fra")):
-        pairs = [(english, text) for name, english, text in demo_rows if name == language]
-        lines = [f"{english}\t{text}\ttatoeba\n" for english, text in pairs]
-        (data / "bitext" / f"en-{language}.tsv").write_text("".join(lines))
-        for side, suffix in ((0, "eng"), (1, code)):
-            test = data / "tatoeba" / f"tatoeba.{code}-eng.{suffix}"
-            test.write_text("".join(f"{pair[side]}\n" for pair in pairs[:9]))
-        if language == "de":
-            for name in ("train", "val", "test_2016_flickr", "test_2017_flickr"):
-                for side, suffix in ((0, "en"), (1, "de")):
-                    text = "".join(f"{pair[side]}\n" for pair in pairs)
-                    (multi30k / f"{name}.{suffix}").write_text(text)
-    for name in ("train-en", "dev-en", "dev-de", "dev-fr"):
-        (data / "xtreme" / "panx" / f"{name}.tsv").write_text(NAMES)
-        (data / "xtreme" / "udpos" / f"{name}.tsv").write_text(KINDS)
-    shutil.copytree(DATA / "gold", data / "gold_alignments")
-    tiny_encoder.save(data / "encoder")
-    options = ("--tokenizer", data / "encoder", "--languages", "de,fr", "--workers", 1)
+    call("tiny_data.py", data)
+    tiny_encoder.save(data / "tiny")
+    options = ("--tokenizer", data / "tiny", "--languages", "de,fr", "--workers", 1)
     call("veco_pack.py", data, "-o", out, *options)
     about = json.loads((out / "pack.json").read_text())
     assert about["languages"] == about["tatoeba"] == ["de", "fr"]
-    assert about["multi30k"]["val"] == len(pairs)
-    shutil.move(data / "encoder", out / "encoder")
+    assert about["multi30k"]["val"] == 25
+    shutil.move(data / "tiny", out / "encoder")
     return out
 
 
 @pytest.mark.slow
-def test_runs_resume_and_are_told(call: Call, pack: Path, tmp_path: Path) -> None:
+def test_study_is_continued_and_reported(call: Call, pack: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     study = ("--tiny", "--languages", "de,fr", "--mini", pack / "encoder", "--seeds", 1)
-    told = call("veco_study.py", pack, "-o", out, *study, "--only", "scratch-veco,mini-none")
-    assert "2 runs of 2 to do" in told
-    # On another machine there are the bundle and no models; two workers share the rest.
+    output = call("veco_study.py", pack, "-o", out, *study, "--only", "scratch-veco,mini-none")
+    assert "2 runs of 2 to do" in output
+    # Another machine has the bundle without the models; two workers execute the rest.
     bundle, other = (out / "study.json").read_text(), tmp_path / "other"
     other.mkdir()
     (other / "study.json").write_text(bundle)
-    told = call("veco_study.py", pack, "-o", other, *study, "--jobs", 2)
-    assert "29 runs of 30 to do" in told  # VECO's model from scratch is made again
-    assert "failed" not in told
+    output = call("veco_study.py", pack, "-o", other, *study, "--jobs", 2)
+    assert "29 runs of 30 to do" in output  # the model of VECO from scratch is trained again
+    assert "failed" not in output
     cells = json.loads((other / "study.json").read_text())["cells"]
     assert len(cells) == 30
     assert cells["scratch-veco-1"] == json.loads(bundle)["cells"]["scratch-veco-1"]
@@ -102,7 +77,7 @@ def check_cells(cells: dict[str, dict]) -> None:
         assert set(cell["scores"]) == {"tatoeba", "aer", "pos", "ner"}
         for measure in cell["scores"].values():
             assert {len(layers) for layers in measure.values()} == {n_layers + 1}
-    # Five steps teach methods different things, and each start is its own; one encoder is kept.
+    # All scores differ, except that plug keeps the encoder of calque-mini.
     assert cells["mini-plug-1"]["scores"] == cells["mini-none-1"]["scores"]
     scores = [json.dumps(cell["scores"]) for cell in cells.values() if not cell["direction"]]
     assert len(set(scores)) == len(scores) - 1 == 7
@@ -111,8 +86,8 @@ def check_cells(cells: dict[str, dict]) -> None:
 def check_report(path: Path) -> None:
     report = path.read_text()
     for title in ("random", "XLM", "mBART", "VECO", "calque-mini", "calque-mini + VECO"):
-        assert f"\n| {title} | 1 |" in report  # of translation
-        assert f"\n| en → de, {title} | " in report  # along training
+        assert f"\n| {title} | 1 |" in report  # translation
+        assert f"\n| en → de, {title} | " in report  # learning curve
     kept = "calque-mini + cross-attention alone"
     assert f"\n| {kept} above calque-mini + XLM (not in the paper) |" in report
     assert f"- {kept}, de → en: over XLM" in report
@@ -127,7 +102,7 @@ def check_report(path: Path) -> None:
         assert (path.parent / f"study-{kind}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_data_scripts_say_so_and_end_well(call: Call, tmp_path: Path) -> None:
+def test_scripts_are_skipped_without_data(call: Call, tmp_path: Path) -> None:
     assert "skipped" in call("veco_study.py", "-o", tmp_path / "out")
     assert "skipped" in call("veco_pack.py", "-o", tmp_path / "pack")
     assert list(tmp_path.iterdir()) == []
