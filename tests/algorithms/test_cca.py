@@ -35,7 +35,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def draw_views(n_rows: int, src_width: int, tgt_width: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Two views that have something in common, far from the origin."""
+    """Two correlated views, far from the origin."""
     src = draw(n_rows, src_width, seed=seed)
     shared = src @ draw(src_width, tgt_width, seed=seed + 1)
     return src + 7, shared + draw(n_rows, tgt_width, seed=seed + 2) - 3
@@ -68,7 +68,7 @@ def test_scikit_learn_finds_the_same_correlations() -> None:
 
 
 def test_scipy_finds_the_same_angles() -> None:
-    """Without a ridge, correlations are the cosines of the angles between centred columns."""
+    """Without a ridge, correlations are the cosines of the angles between centered columns."""
     src, tgt = draw_views(40, 4, 6, seed=5)
     angles = scipy.linalg.subspace_angles((src - src.mean(0)).numpy(), (tgt - tgt.mean(0)).numpy())
     found = canonical_correlations(src, tgt, ridges=NO_RIDGE)
@@ -288,7 +288,7 @@ def test_too_few_rows_give_no_correlation(n_real: int) -> None:
     assert deep_cca_loss(none, torch.zeros(0, 2)).item() == 0
 
 
-def test_a_state_that_is_nan_makes_the_loss_nan_and_no_error() -> None:
+def test_a_nan_state_makes_the_loss_nan_without_an_error() -> None:
     src, tgt = draw_views(6, 3, 2)
     src[1, 1] = torch.nan
     assert deep_cca_loss(src, tgt).isnan()

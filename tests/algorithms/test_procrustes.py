@@ -493,7 +493,7 @@ def test_pairwise_maps_would_not_share_one_space() -> None:
 def test_the_space_does_not_depend_on_a_languages_own_basis(
     hidden: int, reweight: float, seed: int
 ) -> None:
-    """Whatever way a language is turned, its words come to lie in the same places."""
+    """Rotating a language does not change the mapped positions of its words."""
     x, y, z = (draw(40, hidden, seed=seed + number) for number in range(3))
     turn = rotation(hidden, seed + 3)
 
@@ -574,7 +574,7 @@ def test_too_few_pairs_for_whitening() -> None:
 
 @pytest.mark.parametrize("side", ["src", "tgt"])
 def test_repeated_words_do_not_count_for_whitening(side: str) -> None:
-    """A hundred entries of four words know four directions, however often each comes."""
+    """A hundred entries of four words determine only four directions."""
     x, z = draw(60, 5), draw(60, 5, seed=1)
     few, many = torch.arange(100) % 4, torch.arange(100) % 60
     pairs = IndexPairs(few, many) if side == "src" else IndexPairs(many, few)
@@ -584,7 +584,7 @@ def test_repeated_words_do_not_count_for_whitening(side: str) -> None:
 
 @given(st.integers(1, 5), st.integers(2, 8), seeds)
 def test_directions_without_pairs_are_not_amplified(rank: int, hidden: int, seed: int) -> None:
-    """The pairs lie in a few directions, other words in all; nothing is known of the rest."""
+    """The pairs span a few directions, other words all of them."""
     rank = min(rank, hidden - 1)
     x, z = draw(60, hidden, seed=seed), draw(60, hidden, seed=seed + 1)
     x[:40] @= _project(hidden, rank, seed + 2)

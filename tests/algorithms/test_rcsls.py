@@ -22,7 +22,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def make_pair(n_words: int, hidden: int, noise: float) -> tuple[Tensor, Tensor]:
-    """Two languages, the first turned, stretched and noisy."""
+    """Two languages, the first rotated, stretched and noisy."""
     tgt = draw(n_words, hidden) * torch.linspace(2, 0.3, hidden)
     turn, _ = torch.linalg.qr(draw(hidden, hidden, seed=1))
     stretch = torch.linspace(0.1, 1.9, hidden) ** 2
@@ -48,7 +48,7 @@ def precision(src: Tensor, tgt: Tensor, n_train: int) -> float:
     return float((found == torch.arange(n_train, len(src))).double().mean())
 
 
-def test_the_gradient_is_autograds() -> None:
+def test_the_gradient_equals_autograd() -> None:
     src, tgt = make_pair(60, 5, 0.3)
     W = (solve_rotation(src, tgt, first(40)) + 0.1 * draw(5, 5, seed=7)).requires_grad_()
     loss = dense_loss(src, tgt, first(40), W, 3)
@@ -61,7 +61,7 @@ def test_the_gradient_is_autograds() -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 12), st.integers(12, 20), seeds)
-def test_loss_and_gradient_are_the_papers(
+def test_loss_and_gradient_equal_those_of_the_paper(
     hidden: int, k: int, n_pairs: int, n_words: int, seed: int
 ) -> None:
     """Pairs may come twice, in any order; the dense formula is differentiated by torch."""
@@ -133,7 +133,7 @@ def test_the_spectral_constraint_holds() -> None:
     assert float(torch.linalg.matrix_norm(held, 2)) <= 1 + 1e-9
 
 
-def test_the_same_twice() -> None:
+def test_the_result_is_deterministic() -> None:
     src, tgt = (side.float() for side in make_pair(200, 10, 0.2))
     maps = [fit_rcsls(src, tgt, first(150), RcslsSettings()).map for _ in range(2)]
     assert torch.equal(*maps)

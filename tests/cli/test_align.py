@@ -162,7 +162,7 @@ def test_raw_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["tgt"] == ["Water", ",", "please", "."]
 
 
-def test_a_list_of_bad_lines_takes_the_place_of_nothing(
+def test_a_list_of_bad_lines_overwrites_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("in").write_text("a ||| b\n")
@@ -179,7 +179,7 @@ def test_a_list_of_bad_lines_takes_the_place_of_nothing(
     assert not Path("out").exists()
 
 
-def test_the_closing_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("in").write_bytes(b"a ||| b\nno bars\n ||| x\n\xff ||| x\n" + b"a " * 120 + b"||| b\n")
     assert run(["align", "in", "-o", "out", "--skip-bad", "bad"]) == 0
     said = capsys.readouterr().err
@@ -424,7 +424,7 @@ def interrupt(arguments: list[str], number: signal.Signals) -> bytes:
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_keeps_finished_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     Path("in").write_bytes(b"a ||| b\n" * 100)
     said = interrupt(["in", "-o", "out"], signal.SIGINT).decode()
     assert "out.partial: continue with --resume\n" in said
@@ -479,7 +479,7 @@ def test_two_processes_write_what_one_would(out: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-def test_two_processes_go_on_after_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_processes_resume_after_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     Path("in").write_bytes(b"a b ||| c d\n" * 100)
     assert run(["align", "in", "--scores", "-o", "one"]) == 0
     stopped = launch(["in", "--scores", "-o", "out"], TOY_STOP_RANK="1", TOY_STOP_BLOCK="3")
@@ -494,7 +494,7 @@ def test_two_processes_go_on_after_a_failure(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-def test_two_processes_say_once_what_is_wrong() -> None:
+def test_two_processes_report_an_error_once() -> None:
     Path("in").write_bytes(b"a ||| b\n\xff ||| b\n")
     for arguments, problem in (
         (["in", "-o", "out"], "in, line 2: invalid UTF-8"),

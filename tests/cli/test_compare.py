@@ -60,7 +60,7 @@ def test_several_folders_and_some_models(
     assert not re.search(r"\b(pos|other\d|ja)\b", shown)
 
 
-def test_what_to_mind(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_are_printed(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = results / "results.jsonl"
     lines = path.read_text().splitlines()
     failed = make_row(model="same", seed=9, language=None, value=None, error="CUDA out of memory")
@@ -105,7 +105,7 @@ def test_bad_requests_are_one_line(
 
 
 def test_real_results_as_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    """What docs/how-to/evaluate-and-compare.md shows is what comes out, table and words."""
+    """The output is the table and the sentences in docs/how-to/evaluate-and-compare.md."""
     tests = Path(__file__).parents[1]
     assert run(["compare", str(tests / "data" / "results"), "--baseline", "calque-mini"]) == 0
     shown = capsys.readouterr()

@@ -68,7 +68,7 @@ def fails(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 
 
 @needs_fast_align
-def test_one_command_is_the_papers_data_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_command_prepares_the_data_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["links", "en-de.tsv", "-o", "linked"]) == 0
     captured = capsys.readouterr()
     check_filtered("linked", "en-de")
@@ -263,7 +263,7 @@ def test_tags_may_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("x").exists()
 
 
-def test_a_second_run_needs_to_be_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_run_needs_overwrite(capsys: pytest.CaptureFixture[str]) -> None:
     Path("en-fr.tsv").write_text("a\tb\n")
     Path("1").write_text("0-0\n")
     command = ["links", "en-fr.tsv", "--links", "1", "-o", "linked"]

@@ -41,7 +41,7 @@ def test_help_takes_little_time() -> None:
     assert min(seconds) < 0.3
 
 
-def test_our_warnings_are_lines_and_others_stay_as_they_are() -> None:
+def test_only_warnings_of_calque_are_one_line() -> None:
     code = """
 import warnings
 from calque import cli
@@ -142,4 +142,7 @@ def test_exit_codes_reach_the_shell() -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line == "calque: error: vectors.txt: vectors are written as .npy (try vectors.npy)"
+    assert (
+        line
+        == "calque: error: vectors.txt: the vectors are written as a .npy file (try vectors.npy)"
+    )

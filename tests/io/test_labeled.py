@@ -93,7 +93,7 @@ def test_control_characters_are_spaces(tmp_path: Path) -> None:
         ("", "this is not XML"),
     ],
 )
-def test_what_is_no_review(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_reviews(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "train.review"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=problem):

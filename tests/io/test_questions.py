@@ -1,4 +1,4 @@
-"""Files of questions: what they say, and what is wrong with them, named."""
+"""Files of questions, and the errors of invalid files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wrap(entry: Any, context: Any = "Paris is in France.") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", sorted(QUESTIONS.rglob("*.json*")), ids=lambda path: path.name)
-def test_answers_stand_where_they_are_said_to(path: Path) -> None:
+def test_answers_are_at_their_positions(path: Path) -> None:
     questions = read_questions(path)
     assert len(questions) >= 3
     for question in questions:

@@ -48,7 +48,7 @@ def test_translated_training_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("test", ["a\nb\n", "a\t\nb\t\n", "\n" * 6 + "a\n"])
 def test_a_test_without_labels(tmp_path: Path, test: str) -> None:
-    """With or without the tab before what is not there, the dev file is the test."""
+    """With or without the tab before the missing label, the dev file is the test."""
     (tmp_path / "dev-de.tsv").write_text("a\tDET\n")
     (tmp_path / "test-de.tsv").write_text(test)
     files = find_xtreme_files(tmp_path, "udpos", 2)
@@ -92,7 +92,7 @@ def test_treebanks_in_separate_folders(tmp_path: Path) -> None:
         assert (list(files.train), files.test_languages) == (["en"], ["de"])
 
 
-def test_translations_beside_a_set(tmp_path: Path) -> None:
+def test_translations_of_a_dataset(tmp_path: Path) -> None:
     folder = tmp_path / "udpos"
     for place in ("translate-train", "translate-test"):
         (folder / place).mkdir(parents=True)

@@ -73,7 +73,7 @@ SENTENCES = [
 
 
 def read_plainly(encoder: Encoder, words: list[str], layer: int) -> torch.Tensor:
-    """What Hugging Face's own forward makes of a sentence, at the words' first subwords."""
+    """Return Hugging Face's states of a sentence at the first subwords of its words."""
     pieces = encode_pieces(encoder.tokenizer, [words])[0]
     marks = encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id
     ids = torch.tensor([[marks[0], *pieces.ids.tolist(), marks[1]]])

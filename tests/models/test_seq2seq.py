@@ -85,7 +85,7 @@ def made(tiny_tokenizer: PreTrainedTokenizerFast) -> Seq2Seq:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tie", ["nothing", "embeddings", "all"])
-def test_packed_text_gives_hugging_face_s_numbers_and_a_folder_for_anyone(
+def test_packed_text_equals_hugging_face_and_is_saved_as_a_plain_folder(
     kind: str, tie: Any, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     from transformers import EncoderDecoderModel
@@ -132,7 +132,7 @@ def test_tied_weights_are_one_and_stay_one(tiny_tokenizer: PreTrainedTokenizerFa
 
 
 @pytest.mark.parametrize(("which", "numbers"), [("first", [0, 1]), ("last", [2, 3])])
-def test_layers_come_from_where_they_are_asked_for(
+def test_layers_are_taken_from_the_requested_end(
     which: Any, numbers: list[int], tiny_folder: Path, tiny_encoder: Encoder
 ) -> None:
     plan = DecoderPlan(layers=2, which=which, tie="nothing")

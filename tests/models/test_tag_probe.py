@@ -62,7 +62,7 @@ def test_it_learns_more_than_the_most_frequent_tag(probe: TagProbe, tiny_encoder
     assert found[0].own > usual + 0.15
 
 
-def test_an_encoder_is_left_as_it_was(probe: TagProbe, tiny_encoder: Encoder) -> None:
+def test_the_encoder_is_not_changed(probe: TagProbe, tiny_encoder: Encoder) -> None:
     encoder = Encoder(deepcopy(tiny_encoder.model), tiny_encoder.tokenizer)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     expected = probe.measure(tiny_encoder, [3])[3].scores
@@ -142,7 +142,7 @@ def test_bad_tags(tiny_encoder: Encoder) -> None:
 
 
 def draw(n_words: int, n_features: int, n_classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """States of unequal spread and place, and labels that depend on them in part."""
+    """States of unequal spread and mean, and labels that partly depend on them."""
     generator = np.random.default_rng(seed)
     states = generator.normal(size=(n_words, n_features)).astype(np.float32)
     scores = states @ generator.normal(size=(n_features, n_classes))
@@ -154,7 +154,9 @@ def draw(n_words: int, n_features: int, n_classes: int, seed: int) -> tuple[np.n
 
 @settings(max_examples=10)
 @given(st.integers(2, 5), st.integers(0, 100), st.sampled_from([0.003, 0.03, 0.3]))
-def test_it_is_scikit_learns_logistic_regression(n_classes: int, seed: int, penalty: float) -> None:
+def test_it_equals_the_logistic_regression_of_scikit_learn(
+    n_classes: int, seed: int, penalty: float
+) -> None:
     states, labels = draw(200, 6, n_classes, seed)
     tagger = fit_tagger(
         torch.from_numpy(states),
@@ -175,7 +177,7 @@ def test_it_is_scikit_learns_logistic_regression(n_classes: int, seed: int, pena
     assert (found == peer.predict(scaler.transform(states.astype(np.float64)))).mean() > 0.97
 
 
-def test_a_feature_that_never_varies_does_no_harm() -> None:
+def test_a_constant_feature_does_no_harm() -> None:
     states, labels = draw(100, 4, 3, seed=1)
     wide = np.concatenate([states, np.full((100, 1), 7.0, dtype=np.float32)], axis=1)
     for inputs in (states, wide):
@@ -194,7 +196,7 @@ def test_the_same_states_give_the_same_tagger_and_draw_nothing() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_half_precision_around_it_changes_nothing() -> None:
+def test_autocast_changes_nothing() -> None:
     states, labels = (torch.from_numpy(array) for array in draw(150, 5, 4, seed=3))
     with torch.autocast("cpu", torch.bfloat16):
         inside = fit_tagger(states, labels, 4)

@@ -68,7 +68,7 @@ def test_no_word_is_frequent_enough(tiny_encoder: Encoder, tmp_path: Path) -> No
         choose_words([], np.zeros(0, dtype=np.int64), VocabularyLimits())
 
 
-def test_truncated_words_are_no_targets(tiny_encoder: Encoder, tmp_path: Path) -> None:
+def test_truncated_words_are_not_targets(tiny_encoder: Encoder, tmp_path: Path) -> None:
     """They are neither counted nor found, nor is a part of them in a context."""
     n_pieces = {
         word: len(tiny_encoder.tokenizer(word, add_special_tokens=False)["input_ids"])

@@ -42,7 +42,7 @@ OPTIONS: dict[str, Any] = {
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL, which cannot be caught."""
+    """Simulates SIGKILL, which cannot be caught."""
 
 
 @pytest.mark.parametrize("method", ["x2static", "pooling"])

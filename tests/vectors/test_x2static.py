@@ -123,7 +123,7 @@ def test_steps_of_sparse_adam(seed: int, n_words: int) -> None:
 
 
 class Operators(TorchDispatchMode):
-    """Counts the operators of torch that are no views."""
+    """Counts the operators of torch that are not views."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -42,8 +42,8 @@ def test_windows_cover_every_word_and_fit(
 
 
 @pytest.mark.parametrize("encode", ["joint", "separate"])
-def test_places_and_slots_of_a_batch(tiny_encoder: Encoder, encode: str) -> None:
-    """Each place holds the subword of the word that its slot names."""
+def test_positions_and_slots_of_a_batch(tiny_encoder: Encoder, encode: str) -> None:
+    """Each position has a subword of the word of its slot."""
     words = WordEncoder(tiny_encoder.tokenizer)
     pairs = [(["das", "Haus"], ["the", "house", "here"]), (["ja"], ["yes"])]
     layout = PairLayout.of(tiny_encoder, encode, "reset")  # type: ignore[arg-type]

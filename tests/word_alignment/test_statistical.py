@@ -154,7 +154,7 @@ def test_new_text_is_aligned_by_what_was_learned(
 
 
 @both_kinds
-def test_empty_sides_keep_their_places(
+def test_empty_sides_keep_their_positions(
     train: Callable[[StatisticalKind], StatisticalAligner], kind: StatisticalKind
 ) -> None:
     aligner = train(kind)
@@ -487,7 +487,7 @@ def test_loading_needs_no_library(
 
 
 @needs_fast_align
-def test_a_truncated_table_is_refused(
+def test_a_truncated_table_is_an_error(
     train: Callable[[StatisticalKind], StatisticalAligner], tmp_path: Path
 ) -> None:
     """The library itself would read it and give random links."""

@@ -162,7 +162,7 @@ def align(
     batch_tokens: BatchTokensOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Link the words of sentences that are translations of each other.
+    """Link the words of sentences that translate each other.
 
     Line k of the output has the links of pair k: i-j links word i of the first side with word j
     of the second, counted from 0. Words are separated by spaces, unless --tokenize splits raw

@@ -54,7 +54,7 @@ def clean(
     ] = None,
     skip_bad: SkipBadOption = None,
 ) -> None:
-    """Drop unusable sentence pairs of a bitext and normalize the rest.
+    """Drop unusable sentence pairs and normalize the rest.
 
     Drops pairs that have an empty side, are too long, have very different lengths, consist mostly
     of non-letters, are in the wrong script for their language, have two identical sides, or are

@@ -227,7 +227,7 @@ def data(
         ),
     ] = None,
 ) -> None:
-    """List the datasets that tasks read, describe one, or check a folder of datasets.
+    """List, describe or check the datasets of the tasks.
 
     Nothing is downloaded. The check reads every file as the tasks do and reports languages,
     splits, numbers of items and what is missing. Invalid files are listed with the line, and the

@@ -58,7 +58,7 @@ def compare(
         bool, typer.Option("--brief", help="Show only the verdicts, no tables by language.")
     ] = False,
 ) -> None:
-    """Decide whether models are better than a baseline or the difference is noise.
+    """Decide whether differences from a baseline exceed noise.
 
     A model helps or hurts only if the difference is significant over seeds, over test items and
     over both together, after correction for the number of comparisons.

@@ -213,10 +213,10 @@ def neutralize(
     ] = 2000,
     device: DeviceOption = "auto",
 ) -> None:
-    """Copy a model and store how its languages differ, so that `embed` removes it.
+    """Copy a model and store how its languages differ.
 
-    Neither bitext nor training is needed: only the mean vector of each language is used. The file
-    names up to the first dot are the languages.
+    `calque embed` then removes the differences. Neither bitext nor training is needed: only the
+    mean vector of each language is used. The file names up to the first dot are the languages.
 
     \b
     calque neutralize xlm-roberta-base en.txt de.txt ja.txt -o neutral

@@ -37,9 +37,10 @@ def prepare(
         ),
     ] = None,
 ) -> None:
-    """Read, clean and tokenize the text of a recipe, once for many runs.
+    """Tokenize the text of a recipe once for many training runs.
 
-    Pass the folder to `calque train --prepared`. Corpora that are already there are kept.
+    The text is read, cleaned and tokenized into a folder for `calque train --prepared`. Corpora
+    that are already there are kept.
     """
     from calque.cli.console import print_summary, progress_bar, show_log
     from calque.training import sources
@@ -159,10 +160,11 @@ def gap(
     ] = False,
     plot: PlotOption = None,
 ) -> None:
-    """Show the transfer gap of runs: how far other languages are behind the source language.
+    """Show how far other languages are behind the source language.
 
-    The gap is the source language's score minus the mean of the others. The scores are those of
-    the recipe's `probe`, a small tagging task trained on frozen states of the source language.
+    The transfer gap is the source language's score minus the mean of the others. The scores are
+    those of the recipe's `probe`, a small tagging task trained on frozen states of the source
+    language.
     """
     from rich.console import Console
 

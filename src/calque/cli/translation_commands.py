@@ -168,11 +168,11 @@ def attention(
         ),
     ] = None,
 ) -> None:
-    """Show how much attention a sentence pays to its translation, by layer.
+    """Show how much attention two sentences pay to each other.
 
-    The table has the share of attention that goes to the other sentence. For self-attention, both
-    sentences are in one sequence. A model trained with cross_attention_lm also has cross-attention;
-    attention to special tokens counts for neither sentence.
+    The table has, for each layer, the share of attention that goes to the other sentence. For
+    self-attention, both sentences are in one sequence. A model trained with cross_attention_lm also
+    has cross-attention; attention to special tokens counts for neither sentence.
 
     \b
     calque attention 'Take a seat' 'Setz dich' -o attention.svg
