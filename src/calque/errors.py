@@ -16,7 +16,7 @@ class InputError(ValueError):
         line: The line number, counted from 1.
         fix: How to fix it.
 
-    Example:
+    Examples:
         >>> print(InputError("the line has no tab", file="a.tsv", line=7, fix="write a TAB b"))
         a.tsv, line 7: the line has no tab (write a TAB b)
     """

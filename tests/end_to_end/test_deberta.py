@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 
 import calque
 from calque.cli import run
-from calque.vectors.static import read_vectors
+from calque.vectors.static import WordVectors
 
 DATA = Path(__file__).parents[1] / "data"
 LINES = ["Guten Morgen!", "Our guests will arrive in a few minutes.", "请坐", "Ja."]
@@ -90,6 +90,6 @@ def test_static_vectors(deberta_folder: Path, tmp_path: Path) -> None:
     output = ["-o", str(tmp_path / "en.vec"), "--language", "en", "--model", str(deberta_folder)]
     options = ["--min-count", "6", "--epochs", "1", "--subsample", "0.1", "--device", "cpu"]
     assert run(["extract", str(tmp_path / "en.txt"), *output, *options]) == 0
-    vectors = read_vectors(tmp_path / "en.vec", cache=False)
+    vectors = WordVectors.load(tmp_path / "en.vec", cache=False)
     assert "fox" in vectors.words
     assert np.isfinite(vectors.matrix).all()

@@ -342,7 +342,7 @@ def test_swapped_columns_raise(tmp_path: Path) -> None:
 
 def test_an_invalid_line_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "en-de.txt", "cat Katze", "one two three")
-    with pytest.raises(InputError, match=r"en-de\.txt, line 2: 3 words where 2 are due"):
+    with pytest.raises(InputError, match=r"en-de\.txt, line 2: the line has 3 words instead of 2"):
         read_translations([path], "en", set(), is_known)
     empty = write(tmp_path / "en-fr.txt")
     assert read_translations([empty], "en", set(), is_known)[1][0].n_entries == 0

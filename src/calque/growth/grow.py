@@ -158,7 +158,7 @@ def grow(
         overwrite: Replace a model that was grown before.
         progress: Called with the current stage.
 
-    Example:
+    Examples:
         >>> report = calque.grow("roberta-base", tokenizer="xlm-roberta-base", output="start",
         ...                      dictionary="muse/en-*.txt")    # doctest: +SKIP
         >>> report.match.rules["exact"]    # doctest: +SKIP

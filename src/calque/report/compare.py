@@ -57,7 +57,7 @@ def compare(
         seed: Random seed of the resampling.
         progress: Called after each task.
 
-    Example:
+    Examples:
         >>> report = compare("results", baseline="calque-mini")  # doctest: +SKIP
         >>> report.tasks[0].models["run"].overall.category       # doctest: +SKIP
         'helps'
