@@ -118,8 +118,8 @@ def _show(comparison: Comparison, *, by_language: bool) -> None:
             tables = [task_table(comparison, task, [model]) for model in task.models]
         console.print(*map(to_rich, tables))
     verdicts = verdict_table(comparison)
-    while is_too_wide(verdicts) and verdicts.spare:
-        verdicts = without_column(verdicts, verdicts.spare[0])
+    while is_too_wide(verdicts) and verdicts.droppable:
+        verdicts = without_column(verdicts, verdicts.droppable[0])
     console.print(to_rich(verdicts))
     for line in verdict_sentences(comparison):
         print(line)
