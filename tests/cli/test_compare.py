@@ -33,6 +33,18 @@ def test_a_verdict_for_every_task(results: Path, capsys: pytest.CaptureFixture[s
     assert shown.err == ""
 
 
+def test_wide_tables_lose_columns(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["compare", str(results), "--baseline", "base", "--brief", *QUICK]
+    assert run(command) == 0
+    assert "1 sd rule" in capsys.readouterr().out
+    monkeypatch.setattr("calque.cli.report_commands.FILE_WIDTH", 80)
+    assert run(command) == 0
+    shown = capsys.readouterr().out
+    assert "1 sd rule" not in shown and "helps" in shown
+
+
 def test_files(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / f"report{suffix}" for suffix in (".html", ".md", ".tex", ".csv")]
     outputs = [text for path in paths for text in ("-o", str(path))]
