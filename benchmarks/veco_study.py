@@ -484,7 +484,7 @@ def measure(
 
 
 def set_batch_shape(cell: Cell) -> None:
-    """Give both directions the same shape, since German takes more than half of a batch."""
+    """Use the same shape in both directions, since German takes more than half of a batch."""
     from calque.objectives import generation
 
     generation.TRANSLATION_SIZES = (11, 11) if cell.direction else (9, 9)

@@ -39,7 +39,7 @@ def test_vectors_are_those_of_transformers(
 
 
 def test_long_lines_are_read_in_windows(deberta_folder: Path) -> None:
-    """It could read on, but has not learnt to."""
+    """Longer input is possible, but was not trained."""
     encoder = calque.load(deberta_folder)
     (vector,) = encoder.embed(["Our guests will arrive. " * 60])
     assert np.isfinite(vector).all()
@@ -63,7 +63,7 @@ def test_links_do_not_depend_on_the_batch(
 def test_scores_of_a_grid(
     deberta_folder: Path, demo_rows: list[tuple[str, str, str]], tmp_path: Path
 ) -> None:
-    """Retrieval, word alignment, and parts of speech that it learns to tell."""
+    """Retrieval, word alignment, and a tagger that is trained."""
     data, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(DATA / "xtreme", data)
     shutil.copytree(DATA / "gold", data / "gold_alignments")

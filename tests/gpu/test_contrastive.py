@@ -69,7 +69,7 @@ def objective(request: pytest.FixtureRequest, encoder: Encoder) -> Objective:
 
 
 def draw_arrays(seed: int, n_pairs: int) -> tuple[Ragged, ...]:
-    """Random sentences of words of one to three subwords, linked at like places."""
+    """Random sentences of words of one to three subwords, linked at equal positions."""
     draw = np.random.default_rng(seed)
     pairs = [
         [
@@ -111,7 +111,7 @@ def move(encoder: Encoder, objective: Objective) -> tuple[Encoder, Objective]:
 def test_autocast_is_finite_and_close_to_single_precision(
     encoder: Encoder, objective: Objective
 ) -> None:
-    """Three steps: the queue fills with features that half precision made, too."""
+    """Three steps: the queue also has features computed in half precision."""
     there, fast = move(encoder, objective)
     objective.start(encoder, ["en-de"])
     for batch in make_batches(objective):
@@ -129,7 +129,7 @@ def test_autocast_is_finite_and_close_to_single_precision(
 def test_a_compiled_step_is_one_graph_with_the_same_loss(
     encoder: Encoder, objective: Objective, precision: str
 ) -> None:
-    """Halves differ by rounding: their gradients are held to the one in single precision."""
+    """Half precision rounds: gradients are compared with those in single precision."""
     torch._dynamo.reset()
     there, plain = move(encoder, objective)
     there.use_fused_layers = True

@@ -37,7 +37,7 @@ SHAPE = BatchShape(tokens=2048, row=128, sequences=128, budget=2048)
 
 @pytest.fixture(scope="module")
 def encoder(deberta_encoder: Encoder) -> Encoder:
-    """Large weights, so that attention is not even, and no dropout."""
+    """Large weights, so that attention is not uniform, and no dropout."""
     encoder = deepcopy(deberta_encoder)
     for module in encoder.model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -67,7 +67,7 @@ def pick(name: str) -> MaskedLM:
 
 @pytest.mark.parametrize("name", ["masked", "translation"])
 @pytest.mark.parametrize("way", ["end to end", "rows", "compiled"])
-def test_a_step_does_as_the_cpu(
+def test_a_step_equals_that_on_the_cpu(
     name: str, way: str, encoder: Encoder, sides: tuple[Ragged, Ragged]
 ) -> None:
     """In half precision; positions restart in pairs, so that each pair has its own distances."""

@@ -26,7 +26,7 @@ SHAPE = BatchShape(tokens=4096, row=128, sequences=256, budget=4096)
 
 
 def make_encoder(sentences: list[str], size: int, hidden: int, seed: int) -> Encoder:
-    """Large weights, so that it has opinions; a vocabulary that matrix units do not like."""
+    """Large weights make predictions differ; the vocabulary size is slow for matrix units."""
     tokenizer = train_tokenizer(sentences, size)
     config = RobertaConfig(
         vocab_size=len(tokenizer),

@@ -76,7 +76,7 @@ def encoder(request: pytest.FixtureRequest) -> Encoder:
 
 @pytest.fixture(params=WAYS)
 def batch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TokenBatch:
-    """A batch, and the assurance that on the GPU it attends the way it is meant to."""
+    """A batch, with a check of the attention implementation that the GPU uses."""
     batch, longest_row = WAYS[request.param]
     monkeypatch.setattr(attention, "MAX_ROW_LENGTH", longest_row)
     meant = "plan_flash" if request.param.startswith("flash") else "plan_rows"

@@ -1,4 +1,4 @@
-"""A grid on one GPU: two seeds at a time give what one at a time gives."""
+"""A grid on one GPU: two runs in parallel give the results of one after the other."""
 
 from __future__ import annotations
 

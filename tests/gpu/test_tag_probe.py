@@ -1,4 +1,4 @@
-"""On a GPU: the probe in half precision, as training takes it, against single on the CPU."""
+"""On a GPU: the probe in half precision, as in training, against single precision on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a GPU: writing in half precision against single, compiled against eager, and beam search."""
+"""On a GPU: half precision against single, compiled against eager, and beam search."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def rows() -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def veco(rows: list[list[str]]) -> Veco:
-    """Large weights, so that attention is not even; a vocabulary that matrix units do not like."""
+    """Large weights make attention uneven; the vocabulary size is slow for matrix units."""
     tokenizer = train_tokenizer([row[k] for row in rows for k in (1, 2)], 1203)
     config = XLMRobertaConfig(
         vocab_size=len(tokenizer),

@@ -54,7 +54,7 @@ def linked_text(
     tiny_tokenizer: PreTrainedTokenizerFast,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """German in two corpora, one of them the other way round, and French; words in order linked."""
+    """German in two corpora, one of them reversed, and French; words are linked in order."""
     from calque.io.cleaning import CleaningRules
     from calque.tokens.prepare import TextSource, prepare_corpora
 
@@ -100,7 +100,7 @@ def procrustes(
 
 
 def count_examples(streams: list[Any]) -> Counter[tuple[int, ...]]:
-    """Count what comes out of passes whose batches are their examples as they are."""
+    """Count the examples of passes whose batches are lists of examples."""
     found: Counter[tuple[int, ...]] = Counter()
     for batches in streams:
         for _, sides in batches:

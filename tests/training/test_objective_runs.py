@@ -347,7 +347,7 @@ def test_two_processes_train_an_encoder_decoder_like_one(
 def test_two_processes_train_contrastively_in_single_and_half_precision(
     runs: Runs, tmp_path: Path, train_in_two: TrainInTwo
 ) -> None:
-    """The language-modeling head gets no gradient, which DDP must be told."""
+    """The language-modeling head gets no gradient, which DDP must expect."""
     changes = ("objectives.0.parameter_weight=0.0", "average.kind=none")
     half = ("engine.distributed=fsdp", "engine.precision=bf16")
     for name, more in (("single", ()), ("half", half)):
