@@ -1,9 +1,4 @@
-"""Tables and plots of the results of benchmarks/metaxlm.py, which calls this module.
-
-    python benchmarks/metaxlm_report.py --tiny
-
-`--tiny` runs `benchmarks/metaxlm.py --tiny`, which ends with this report.
-"""
+"""Tables and plots of the results of benchmarks/metaxlm.py, which calls this module."""
 
 from __future__ import annotations
 
@@ -355,9 +350,3 @@ def draw_plots(start: str, methods: Methods, report: Path) -> list[Path]:
     }
     save_plot(plot_layers(panels, label="%"), paths[1])
     return paths
-
-
-if __name__ == "__main__":
-    import metaxlm
-
-    metaxlm.main()

@@ -1,9 +1,4 @@
-"""Tables and plots of the results of benchmarks/veco_study.py, which calls this module.
-
-    python benchmarks/veco_report.py --tiny
-
-`--tiny` runs `benchmarks/veco_study.py --tiny`, which ends with this report.
-"""
+"""Tables and plots of the results of benchmarks/veco_study.py, which calls this module."""
 
 from __future__ import annotations
 
@@ -385,9 +380,3 @@ def draw_plots(results: Results, report: Path) -> list[Path]:
         save_plot(plot_layers(layers, label="%"), paths["layers"])
         drawn.append(paths["layers"])
     return drawn
-
-
-if __name__ == "__main__":
-    import veco_study
-
-    veco_study.main()

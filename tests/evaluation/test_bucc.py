@@ -126,7 +126,7 @@ def test_repeated_sentences_count_once(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("gold", "fr-9\ten-1\n", "fr-en.dev.gold, line 1: the id 'fr-9' is not in fr-en.dev.fr"),
-        ("gold", "fr-1 en-1\n", "line 1: not a pair"),
+        ("gold", "fr-1 en-1\n", "line 1: the line does not have two columns"),
         ("gold", "", "has no pairs"),
         ("en", "Yes.\n", "fr-en.dev.en, line 1: the line has no id followed by a tab"),
         ("fr", "fr-1\tOui.\nfr-1\tNon.\n", "fr-en.dev.fr, line 2: the id 'fr-1' occurs twice"),

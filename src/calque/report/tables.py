@@ -172,7 +172,7 @@ def short_model_names(comparison: Comparison) -> Mapping[str, str]:
 def format_spread(spread: Spread) -> str:
     """Return a mean with its standard deviation, if there is one, as text.
 
-    >>> show_spread(Spread(70.12, 0.81, 5)), show_spread(Spread(70.12, None, 1))
+    >>> format_spread(Spread(70.12, 0.81, 5)), format_spread(Spread(70.12, None, 1))
     ('70.1 ± 0.8', '70.1')
     """
     mean = format_signed(spread.mean, plus=False)

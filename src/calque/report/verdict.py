@@ -62,8 +62,10 @@ def format_difference(difference: Difference) -> str:
 def format_signed(value: float, *, plus: bool = True, digits: int = 1) -> str:
     """Return a number with a minus sign (−), or a plus if asked.
 
-    >>> sign(0.44), sign(-0.26), sign(-0.01), sign(1.0, plus=False)
-    ('+0.4', '−0.3', '0.0', '1.0')
+    >>> format_signed(0.44), format_signed(-0.26), format_signed(-0.01)
+    ('+0.4', '−0.3', '0.0')
+    >>> format_signed(1.0, plus=False)
+    '1.0'
     """
     text = f"{abs(value):.{digits}f}"
     if not float(text):
@@ -123,7 +125,7 @@ def _explain(c: Difference, *, alpha: float, correction: Correction) -> str:
 def format_p(p: float) -> str:
     """Return a p-value with its relation.
 
-    >>> show_p(0.0312), show_p(0.0000001)
+    >>> format_p(0.0312), format_p(0.0000001)
     ('= 0.031', '< 0.001')
     """
     return "< 0.001" if p < 0.001 else f"= {p:.3f}" if p < 0.1 else f"= {p:.2f}"
