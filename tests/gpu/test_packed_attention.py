@@ -86,9 +86,9 @@ def batch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> To
 
 
 def only_on_the_cpu(plan: Callable[..., Any]) -> Callable[..., Any]:
-    def checked(batch: TokenBatch, *others: Any) -> Any:
-        assert not batch.ids.is_cuda, "the wrong way of attending"
-        return plan(batch, *others)
+    def checked(batch: TokenBatch, *others: Any, **options: Any) -> Any:
+        assert not batch.ids.is_cuda, "this way of computing attention is for CPUs"
+        return plan(batch, *others, **options)
 
     return checked
 
