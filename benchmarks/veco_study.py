@@ -149,9 +149,10 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.start = time.monotonic()
     if options.tiny:
-        options.steps = options.mini_steps = options.updates = 5
+        options.steps = options.mini_steps = 5
+        options.updates = 2
         options.batch_tokens = options.translation_tokens = 512
-        options.shallow, options.curve_lines, options.eager = 1, 5, True
+        options.shallow, options.curve_lines, options.eager = 1, 2, True
     return options
 
 

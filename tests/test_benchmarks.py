@@ -1,4 +1,4 @@
-"""Every script in benchmarks/ runs to its end in its tiny mode, and so do the modules it imports."""
+"""Every script in benchmarks/ runs to its end in its tiny mode, with the modules it imports."""
 
 from __future__ import annotations
 

@@ -52,11 +52,11 @@ def test_study_is_continued_and_reported(call: Call, pack: Path, tmp_path: Path)
     study = ("--tiny", "--languages", "de,fr", "--mini", pack / "encoder", "--seeds", 1)
     output = call("veco_study.py", pack, "-o", out, *study, "--only", "scratch-veco,mini-none")
     assert "2 runs of 2 to do" in output
-    # Another machine has the bundle without the models; two workers execute the rest.
+    # Another machine has the bundle without the models.
     bundle, other = (out / "study.json").read_text(), tmp_path / "other"
     other.mkdir()
     (other / "study.json").write_text(bundle)
-    output = call("veco_study.py", pack, "-o", other, *study, "--jobs", 2)
+    output = call("veco_study.py", pack, "-o", other, *study)
     assert "29 runs of 30 to do" in output  # the model of VECO from scratch is trained again
     assert "failed" not in output
     cells = json.loads((other / "study.json").read_text())["cells"]
@@ -70,7 +70,7 @@ def test_study_is_continued_and_reported(call: Call, pack: Path, tmp_path: Path)
 def check_cells(cells: dict[str, dict]) -> None:
     for cell in cells.values():
         if cell["direction"]:
-            assert [step for step, _ in cell["curve"]] == [1, 2, 3, 4, 5]
+            assert [step for step, _ in cell["curve"]] == [1, 2]
             assert "nrefs:1" in cell["signatures"][0]
             continue
         n_layers = 2 if cell["start"] == "scratch" else 4
