@@ -135,7 +135,7 @@ def parse_options() -> argparse.Namespace:
     options.methods, options.starts = options.methods.split(","), options.starts.split(",")
     options.start = time.monotonic()
     if options.tiny:
-        options.steps, options.mono_steps, options.batch_tokens = 5, 5, 512
+        options.steps, options.mono_steps, options.batch_tokens = 2, 5, 512
         options.eager = True
     unknown = set(options.methods) - set(METHODS) | set(options.starts) - {OWN, MINILM}
     if unknown:
