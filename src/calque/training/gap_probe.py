@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class TransferPoint(NamedTuple):
-    """Scores of a probe after a step, in percent: the source language, and the mean of the others."""
+    """Scores of a probe after a step, in percent: the source, and the mean of the others."""
 
     step: int
     source: float
