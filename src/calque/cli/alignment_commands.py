@@ -63,6 +63,7 @@ def align(
     format: Annotated[
         str,
         typer.Option(
+            "--format",
             metavar="FORMAT",
             help="pharaoh (i-j), jsonl (words, links and scores) or words (word-word).",
         ),
@@ -73,6 +74,7 @@ def align(
     tokenize: Annotated[
         str | None,
         typer.Option(
+            "--tokenize",
             metavar="SRC-TGT",
             help="Split raw text of these languages into words, such as de-en. "
             "Default: words are separated by spaces.",
@@ -82,7 +84,9 @@ def align(
     skip_bad: SkipBadOption = None,
     gold: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Score against gold links: i-j is sure, ipj possible."),
+        typer.Option(
+            "--gold", metavar="FILE", help="Score against gold links: i-j is sure, ipj possible."
+        ),
     ] = None,
     gold_from_one: Annotated[
         bool, typer.Option("--gold-from-one", help="The words in --gold are counted from 1.")
@@ -93,6 +97,7 @@ def align(
     aligner: Annotated[
         str | None,
         typer.Option(
+            "--aligner",
             metavar="NAME",
             help="neural, hybrid, eflomal or fast-align. "
             "Default: hybrid with --bitext or --load, otherwise neural.",
@@ -101,12 +106,18 @@ def align(
     bitext: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FILE", help="More sentence pairs to train on, besides FILE. Can be repeated."
+            "--bitext",
+            metavar="FILE",
+            help="More sentence pairs to train on, besides FILE. Can be repeated.",
         ),
     ] = None,
     tokenize_bitext: Annotated[
         str | None,
-        typer.Option(metavar="SRC-TGT", help="Split --bitext into words. Default: as --tokenize."),
+        typer.Option(
+            "--tokenize-bitext",
+            metavar="SRC-TGT",
+            help="Split --bitext into words. Default: as --tokenize.",
+        ),
     ] = None,
     reverse_bitext: Annotated[
         bool,
@@ -116,10 +127,13 @@ def align(
     ] = False,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Save the trained statistical model for --load."),
+        typer.Option(
+            "--save", metavar="DIR", help="Save the trained statistical model for --load."
+        ),
     ] = None,
     load: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Use a statistical model saved with --save.")
+        Path | None,
+        typer.Option("--load", metavar="DIR", help="Use a statistical model saved with --save."),
     ] = None,
     symmetrize: SymmetrizeOption = None,
     adapt: Annotated[
@@ -128,25 +142,32 @@ def align(
     adapt_steps: Annotated[
         int | None,
         typer.Option(
+            "--adapt-steps",
             min=1,
             metavar="N",
             help="Training steps of --adapt. Default: 500 on a GPU, 100 on a CPU.",
         ),
     ] = None,
     save_model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Save the adapted encoder in DIR/run/model.")
+        Path | None,
+        typer.Option(
+            "--save-model", metavar="DIR", help="Save the adapted encoder in DIR/run/model."
+        ),
     ] = None,
     model: ModelOption = None,
     method: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="ot, itermax, argmax or match. Default: the model's best method."
+            "--method",
+            metavar="NAME",
+            help="ot, itermax, argmax or match. Default: the model's best method.",
         ),
     ] = None,
     layer: LayerOption = None,
     encode: Annotated[
         str | None,
         typer.Option(
+            "--encode",
             metavar="NAME",
             help="joint (both sides in one sequence) or separate. Default: the model's best.",
         ),
@@ -154,6 +175,7 @@ def align(
     languages: Annotated[
         str | None,
         typer.Option(
+            "--languages",
             metavar="SRC-TGT",
             help="Apply the model's linear maps of these languages, such as de-en.",
         ),
@@ -289,7 +311,9 @@ def links(
     ],
     aligner: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="fast-align, eflomal or neural. Default: fast-align."),
+        typer.Option(
+            "--aligner", metavar="NAME", help="fast-align, eflomal or neural. Default: fast-align."
+        ),
     ] = None,
     given: Annotated[
         list[str] | None,
@@ -303,7 +327,9 @@ def links(
     languages: LanguagePairOption = None,
     leave_out: Annotated[
         str | None,
-        typer.Option(metavar="LANG,LANG", help="Leave out the BITEXTs of these languages."),
+        typer.Option(
+            "--leave-out", metavar="LANG,LANG", help="Leave out the BITEXTs of these languages."
+        ),
     ] = None,
     tokenized: Annotated[
         bool | None,
@@ -315,6 +341,7 @@ def links(
     input_format: Annotated[
         str,
         typer.Option(
+            "--input-format",
             metavar="FORMAT",
             help="auto, pipes (lines of 'source ||| target'), tsv or moses (two sides).",
         ),
@@ -322,11 +349,14 @@ def links(
     include_tags: Annotated[
         str | None,
         typer.Option(
-            metavar="TAG,TAG", help="Use only pairs with these tags (third column of a TSV file)."
+            "--include-tags",
+            metavar="TAG,TAG",
+            help="Use only pairs with these tags (third column of a TSV file).",
         ),
     ] = None,
     exclude_tags: Annotated[
-        str | None, typer.Option(metavar="TAG,TAG", help="Use no pairs with these tags.")
+        str | None,
+        typer.Option("--exclude-tags", metavar="TAG,TAG", help="Use no pairs with these tags."),
     ] = None,
     keep_identical: Annotated[
         bool, typer.Option("--keep-identical", help="Keep links between identical words.")
@@ -430,7 +460,8 @@ EXAMPLE_CHARACTERS = 40  # length of an example that fits a terminal beside its 
 def demo(
     model: ModelOption = None,
     examples: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Number of examples of each language.")
+        int,
+        typer.Option("--examples", min=0, metavar="N", help="Number of examples of each language."),
     ] = 2,
     device: DeviceOption = "auto",
 ) -> None:

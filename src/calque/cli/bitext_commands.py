@@ -49,7 +49,9 @@ def clean(
     report: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write the counts as JSON, with a few examples of each reason."
+            "--report",
+            metavar="FILE",
+            help="Write the counts as JSON, with a few examples of each reason.",
         ),
     ] = None,
     skip_bad: SkipBadOption = None,

@@ -31,17 +31,21 @@ def evaluate(
     ],
     data: DataOption,
     tasks: Annotated[
-        str, typer.Option(metavar="NAMES", help="Tasks, separated by commas.")
+        str, typer.Option("--tasks", metavar="NAMES", help="Tasks, separated by commas.")
     ] = "tatoeba",
     languages: Annotated[
         str | None,
         typer.Option(
+            "--languages",
             metavar="NAMES",
             help="Languages or pairs, such as de,fr or de-en. Default: all that have a test.",
         ),
     ] = None,
     layers: Annotated[
-        str, typer.Option(metavar="NUMBERS", help="Layers to measure: all, or numbers: 4,5,-1.")
+        str,
+        typer.Option(
+            "--layers", metavar="NUMBERS", help="Layers to measure: all, or numbers: 4,5,-1."
+        ),
     ] = "all",
     center: Annotated[
         bool, typer.Option("--center", help="Subtract the mean vector of each language (tatoeba).")
@@ -55,6 +59,7 @@ def evaluate(
     maps: Annotated[
         str | None,
         typer.Option(
+            "--maps",
             metavar="DIR",
             help="Apply the linear maps of languages in this folder; beside: the model's folder.",
         ),
@@ -71,22 +76,30 @@ def evaluate(
     plot: PlotOption = None,
     device: DeviceOption = "auto",
     seeds: Annotated[
-        str, typer.Option(metavar="SEEDS", help="Number of seeds, such as 5, or a list: 1,2,7.")
+        str,
+        typer.Option(
+            "--seeds", metavar="SEEDS", help="Number of seeds, such as 5, or a list: 1,2,7."
+        ),
     ] = "5",
     jobs: Annotated[
         str,
-        typer.Option(metavar="N", help="Parallel runs; auto: as many as the GPU's memory allows."),
+        typer.Option(
+            "--jobs", metavar="N", help="Parallel runs; auto: as many as the GPU's memory allows."
+        ),
     ] = "auto",
     setting: Annotated[
         str | None,
         typer.Option(
+            "--setting",
             metavar="NAME",
             help="zero-shot, translate-train-all, supervised or features. Default: zero-shot.",
         ),
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option(metavar="LANG", help="Language of the training examples. Default: en."),
+        typer.Option(
+            "--source", metavar="LANG", help="Language of the training examples. Default: en."
+        ),
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -223,7 +236,9 @@ def data(
     tasks: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="Only the datasets of these tasks, separated by commas."
+            "--tasks",
+            metavar="NAMES",
+            help="Only the datasets of these tasks, separated by commas.",
         ),
     ] = None,
 ) -> None:

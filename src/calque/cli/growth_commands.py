@@ -30,6 +30,7 @@ def grow(
     tokenizer: Annotated[
         str,
         typer.Option(
+            "--tokenizer",
             metavar="NEW",
             help="New tokenizer: a folder, a file tokenizer.json, a hub name or calque-mini.",
         ),
@@ -40,6 +41,7 @@ def grow(
     dictionary: Annotated[
         list[str] | None,
         typer.Option(
+            "--dictionary",
             metavar="FILE",
             help="Dictionary in the format of MUSE, or a quoted pattern such as 'muse/en-*.txt'. "
             "Can be repeated.",
@@ -48,23 +50,30 @@ def grow(
     language: Annotated[
         str,
         typer.Option(
-            metavar="CODE", help="Language of MODEL, as in the names of the dictionaries."
+            "--language",
+            metavar="CODE",
+            help="Language of MODEL, as in the names of the dictionaries.",
         ),
     ] = "en",
     text: Annotated[
         list[str] | None,
         typer.Option(
+            "--text",
             metavar="FILE",
             help="Text, or a quoted pattern, for which to count the tokens that start matched. "
             "Can be repeated.",
         ),
     ] = None,
     initialize: Annotated[
-        str, typer.Option(metavar="WHAT", help="What to copy: both, body, embeddings or none.")
+        str,
+        typer.Option(
+            "--initialize", metavar="WHAT", help="What to copy: both, body, embeddings or none."
+        ),
     ] = "both",
     unmatched: Annotated[
         str,
         typer.Option(
+            "--unmatched",
             metavar="HOW",
             help="Unmatched rows: moments (mean and covariance of the matched rows) or normal "
             "(N(0, 0.02)).",
@@ -73,6 +82,7 @@ def grow(
     prefer: Annotated[
         str,
         typer.Option(
+            "--prefer",
             metavar="WHAT",
             help="What to try first: surface (a piece's text) or dictionary (its translation).",
         ),
@@ -83,7 +93,9 @@ def grow(
             "--no-compose", help="Ignore translations that MODEL splits into several pieces."
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, metavar="N", help="Random seed.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=2**63 - 1, metavar="N", help="Random seed.")
+    ] = 0,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Start a cross-lingual model from a monolingual one (MetaXLM).

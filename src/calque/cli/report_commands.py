@@ -25,15 +25,20 @@ def compare(
         ),
     ],
     baseline: Annotated[
-        str, typer.Option(metavar="NAME", help="Model that the others are compared with.")
+        str,
+        typer.Option("--baseline", metavar="NAME", help="Model that the others are compared with."),
     ],
     models: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Models, separated by commas. Default: all.")
+        str | None,
+        typer.Option(
+            "--models", metavar="NAMES", help="Models, separated by commas. Default: all."
+        ),
     ] = None,
     tasks: TasksOption = None,
     correction: Annotated[
         str,
         typer.Option(
+            "--correction",
             metavar="NAME",
             help="Correction for many comparisons: holm, bh (Benjamini-Hochberg) or none.",
         ),
@@ -48,10 +53,14 @@ def compare(
         ),
     ] = None,
     alpha: Annotated[
-        float, typer.Option(metavar="X", help="Significance level of tests and intervals.")
+        float,
+        typer.Option("--alpha", metavar="X", help="Significance level of tests and intervals."),
     ] = 0.05,
     bootstrap: Annotated[
-        int, typer.Option(metavar="N", help="Number of bootstrap resamples of the test items.")
+        int,
+        typer.Option(
+            "--bootstrap", metavar="N", help="Number of bootstrap resamples of the test items."
+        ),
     ] = 10_000,
     seed: SeedOption = 0,
     brief: Annotated[

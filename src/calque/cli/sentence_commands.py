@@ -36,7 +36,9 @@ def embed(
     language: Annotated[
         str | None,
         typer.Option(
-            metavar="CODE", help="Language of the text: apply the model's linear map of it."
+            "--language",
+            metavar="CODE",
+            help="Language of the text: apply the model's linear map of it.",
         ),
     ] = None,
     maps: MapsOption = None,
@@ -103,32 +105,42 @@ def mine(
     vectors: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="SRC.npy TGT.npy", help="Vectors of the lines, written by calque embed."
+            "--vectors",
+            metavar="SRC.npy TGT.npy",
+            help="Vectors of the lines, written by calque embed.",
         ),
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(metavar="T", help="Keep only pairs with at least this score.")
+        float | None,
+        typer.Option("--threshold", metavar="T", help="Keep only pairs with at least this score."),
     ] = None,
     dev: Annotated[
         str | None,
         typer.Option(
+            "--dev",
             metavar="FILE",
             help="Choose the threshold with true pairs of these texts: id TAB id, or sentences.",
         ),
     ] = None,
     margin: Annotated[
-        str, typer.Option(help="ratio, distance, or absolute (the cosine itself).")
+        str, typer.Option("--margin", help="ratio, distance, or absolute (the cosine itself).")
     ] = "ratio",
     retrieval: Annotated[
-        str, typer.Option(help="max (each sentence at most once), intersect, forward or backward.")
+        str,
+        typer.Option(
+            "--retrieval", help="max (each sentence at most once), intersect, forward or backward."
+        ),
     ] = "max",
     neighbors: Annotated[
         int, typer.Option("--neighbors", "--k", help="Nearest neighbors for the margin.")
     ] = 4,
     index: Annotated[
-        str, typer.Option(help="exact, or a FAISS index for millions of lines: IVF1024,Flat ...")
+        str,
+        typer.Option(
+            "--index", help="exact, or a FAISS index for millions of lines: IVF1024,Flat ..."
+        ),
     ] = "exact",
-    probes: Annotated[int, typer.Option(help="Lists of a FAISS index to search.")] = 16,
+    probes: Annotated[int, typer.Option("--probes", help="Lists of a FAISS index to search.")] = 16,
     ids: Annotated[
         bool,
         typer.Option("--ids", help="Lines are id TAB sentence. Default: inferred for BUCC's ids."),
@@ -209,7 +221,8 @@ def neutralize(
     ],
     layer: LayerOption = None,
     sentences: Annotated[
-        int, typer.Option(min=50, metavar="N", help="Sentences to draw from each file.")
+        int,
+        typer.Option("--sentences", min=50, metavar="N", help="Sentences to draw from each file."),
     ] = 2000,
     device: DeviceOption = "auto",
 ) -> None:

@@ -33,7 +33,10 @@ def prepare(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Number of processes that tokenize. Default: one per core."
+            "--workers",
+            min=1,
+            metavar="N",
+            help="Number of processes that tokenize. Default: one per core.",
         ),
     ] = None,
 ) -> None:
@@ -66,6 +69,7 @@ def train(
     prepared: Annotated[
         Path | None,
         typer.Option(
+            "--prepared",
             metavar="DIR",
             help="Text from `calque prepare`. Default: the text is prepared in RUN/text.",
         ),

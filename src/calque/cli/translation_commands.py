@@ -39,28 +39,41 @@ def translate(
     src_lang: Annotated[
         str | None,
         typer.Option(
+            "--src-lang",
             metavar="CODE",
             help="Language of the text, to split long lines into sentences. Default: the model's.",
         ),
     ] = None,
     tgt_lang: Annotated[
         str | None,
-        typer.Option(metavar="CODE", help="Language to translate into, if the model has several."),
+        typer.Option(
+            "--tgt-lang",
+            metavar="CODE",
+            help="Language to translate into, if the model has several.",
+        ),
     ] = None,
-    beams: Annotated[int, typer.Option(min=1, metavar="N", help="Number of beams.")] = 5,
+    beams: Annotated[int, typer.Option("--beams", min=1, metavar="N", help="Number of beams.")] = 5,
     length_penalty: Annotated[
-        float, typer.Option(metavar="X", help="Higher values favor longer translations.")
+        float,
+        typer.Option(
+            "--length-penalty", metavar="X", help="Higher values favor longer translations."
+        ),
     ] = 1.0,
     nbest: Annotated[
         int,
         typer.Option(
-            min=1, metavar="N", help="Write the N best translations: `line ||| text ||| score`."
+            "--nbest",
+            min=1,
+            metavar="N",
+            help="Write the N best translations: `line ||| text ||| score`.",
         ),
     ] = 1,
     score: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Compute BLEU and chrF against the references in this file."
+            "--score",
+            metavar="FILE",
+            help="Compute BLEU and chrF against the references in this file.",
         ),
     ] = None,
     resume: ResumeOption = False,
@@ -140,6 +153,7 @@ def attention(
     model: Annotated[
         list[str] | None,
         typer.Option(
+            "--model",
             metavar="MODEL",
             help="Model folder, hub name or calque-mini. Can be repeated. Default: calque-mini.",
         ),
@@ -156,12 +170,15 @@ def attention(
     layer: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Layer to draw, counted from 1. Default: the mean of all layers."
+            "--layer",
+            metavar="N",
+            help="Layer to draw, counted from 1. Default: the mean of all layers.",
         ),
     ] = None,
     positions: Annotated[
         str | None,
         typer.Option(
+            "--positions",
             metavar="reset|continue",
             help="How positions of the second sentence are counted. Default: as in training, or "
             "continue.",

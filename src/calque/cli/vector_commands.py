@@ -56,17 +56,23 @@ def extract(
     language: Annotated[
         str,
         typer.Option(
-            metavar="CODE", help="Language code, which decides how sentences and words are split."
+            "--language",
+            metavar="CODE",
+            help="Language code, which decides how sentences and words are split.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="VECTORS", help="Output file.")],
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="x2static, or pooling (the mean state of a word).")
+        str,
+        typer.Option(
+            "--method", metavar="NAME", help="x2static, or pooling (the mean state of a word)."
+        ),
     ] = "x2static",
     model: ModelOption = None,
     layer: Annotated[
         int | None,
         typer.Option(
+            "--layer",
             metavar="N",
             help="Layer: 0 is the embedding layer, -1 the last. Default: the middle layer.",
         ),
@@ -74,33 +80,48 @@ def extract(
     context: Annotated[
         str,
         typer.Option(
+            "--context",
             metavar="NAME",
             help="Context of a word: others (all other tokens of its sentence) or all.",
         ),
     ] = "others",
-    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the text.")] = 5,
+    epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="Passes over the text.")] = 5,
     negatives: Annotated[
-        int, typer.Option(metavar="N", help="Number of negative samples per word.")
+        int, typer.Option("--negatives", metavar="N", help="Number of negative samples per word.")
     ] = 10,
     subsample: Annotated[
         float,
         typer.Option(
-            metavar="T", help="A word of frequency f is used with probability √(t/f) + t/f."
+            "--subsample",
+            metavar="T",
+            help="A word of frequency f is used with probability √(t/f) + t/f.",
         ),
     ] = 5e-6,
     learning_rate: Annotated[
-        float, typer.Option(metavar="X", help="Learning rate of Adam, which is constant.")
+        float,
+        typer.Option(
+            "--learning-rate", metavar="X", help="Learning rate of Adam, which is constant."
+        ),
     ] = 1e-3,
-    batch_sentences: Annotated[int, typer.Option(metavar="N", help="Sentences per step.")] = 128,
+    batch_sentences: Annotated[
+        int, typer.Option("--batch-sentences", metavar="N", help="Sentences per step.")
+    ] = 128,
     seed: SeedOption = 0,
     max_words: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Maximum number of words that get a vector.")
+        int,
+        typer.Option(
+            "--max-words", min=1, metavar="N", help="Maximum number of words that get a vector."
+        ),
     ] = 200_000,
     min_count: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Minimum number of occurrences of a word.")
+        int,
+        typer.Option(
+            "--min-count", min=1, metavar="N", help="Minimum number of occurrences of a word."
+        ),
     ] = 10,
     max_length: Annotated[
-        int, typer.Option(metavar="N", help="Maximum number of tokens per sentence.")
+        int,
+        typer.Option("--max-length", metavar="N", help="Maximum number of tokens per sentence."),
     ] = 200,
     keep_case: Annotated[
         bool, typer.Option("--keep-case", help="Do not convert the text to lower case.")
@@ -115,13 +136,23 @@ def extract(
         ),
     ] = False,
     min_tokens: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Drop sentences with fewer words.")
+        int,
+        typer.Option("--min-tokens", min=0, metavar="N", help="Drop sentences with fewer words."),
     ] = 7,
     min_sentences: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Drop paragraphs with fewer sentences.")
+        int,
+        typer.Option(
+            "--min-sentences", min=0, metavar="N", help="Drop paragraphs with fewer sentences."
+        ),
     ] = 2,
     max_sentences: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Stop after this many sentences; 0 means never.")
+        int,
+        typer.Option(
+            "--max-sentences",
+            min=0,
+            metavar="N",
+            help="Stop after this many sentences; 0 means never.",
+        ),
     ] = 1_000_000,
     no_filter: Annotated[
         bool, typer.Option("--no-filter", help="Keep all sentences of all paragraphs.")
@@ -232,12 +263,15 @@ def map_vectors(
     pivot: Annotated[
         str | None,
         typer.Option(
-            metavar="CODE", help="Language that the others are mapped to. Default: the first."
+            "--pivot",
+            metavar="CODE",
+            help="Language that the others are mapped to. Default: the first.",
         ),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
+            "--method",
             metavar="NAMES",
             help="One or several of supervised, semi-supervised, identical, unsupervised, "
             "procrustes, refine, rcsls, separated by commas. Default: supervised with a "
@@ -247,6 +281,7 @@ def map_vectors(
     dictionary: Annotated[
         str | None,
         typer.Option(
+            "--dictionary",
             metavar="PATTERN",
             help="Training dictionaries in MUSE's format: '{pivot}-{language}.0-5000.txt'.",
         ),
@@ -254,6 +289,7 @@ def map_vectors(
     dev: Annotated[
         str | None,
         typer.Option(
+            "--dev",
             metavar="PATTERN",
             help="Development dictionaries used to choose the method for each language.",
         ),
@@ -261,6 +297,7 @@ def map_vectors(
     space: Annotated[
         str | None,
         typer.Option(
+            "--space",
             metavar="NAME",
             help="joint (all languages change) or pivot (it stays). Default: what the method "
             "needs.",
@@ -268,7 +305,10 @@ def map_vectors(
     ] = None,
     max_words: MaxWordsOption = 200_000,
     cutoff: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Frequent words that self-learning matches.")
+        int,
+        typer.Option(
+            "--cutoff", metavar="N", min=1, help="Frequent words that self-learning matches."
+        ),
     ] = 20_000,
     seed: SeedOption = 0,
     binary: BinaryOption = False,
@@ -387,16 +427,21 @@ def lexicon(
         ),
     ] = None,
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="nn (cosine), csls, or inverted-softmax.")
+        str,
+        typer.Option("--method", metavar="NAME", help="nn (cosine), csls, or inverted-softmax."),
     ] = "csls",
-    neighbors: Annotated[int, typer.Option(metavar="K", help="Nearest neighbors of CSLS.")] = 10,
+    neighbors: Annotated[
+        int, typer.Option("--neighbors", metavar="K", help="Nearest neighbors of CSLS.")
+    ] = 10,
     hub_words: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Search these neighbors among the first N words only; 0 means all."
+            "--hub-words",
+            metavar="N",
+            help="Search these neighbors among the first N words only; 0 means all.",
         ),
     ] = 0,
-    best: Annotated[int, typer.Option(metavar="N", help="Translations per word.")] = 1,
+    best: Annotated[int, typer.Option("--best", metavar="N", help="Translations per word.")] = 1,
     mutual: Annotated[
         bool,
         typer.Option(
@@ -404,16 +449,19 @@ def lexicon(
         ),
     ] = False,
     min_score: Annotated[
-        float | None, typer.Option(metavar="X", help="Only entries with at least this score.")
+        float | None,
+        typer.Option("--min-score", metavar="X", help="Only entries with at least this score."),
     ] = None,
     max_words: MaxWordsOption = 200_000,
     format: Annotated[
-        str, typer.Option(metavar="NAME", help="tsv (with scores) or muse (without).")
+        str, typer.Option("--format", metavar="NAME", help="tsv (with scores) or muse (without).")
     ] = "tsv",
     evaluate: Annotated[
         str | None,
         typer.Option(
-            metavar="DICT", help="Print the precision on this dictionary in both directions."
+            "--evaluate",
+            metavar="DICT",
+            help="Print the precision on this dictionary in both directions.",
         ),
     ] = None,
     skip_bad: SkipBadOption = None,
