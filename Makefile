@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
-JOBS ?= 2
+JOBS ?= 3
 ARGS ?=
 
 BIN := $(VENV)/bin

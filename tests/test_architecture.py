@@ -243,11 +243,6 @@ def test_import_calque_is_light() -> None:
     assert loaded.isdisjoint(HEAVY)
 
 
-def test_aligning_imports_no_training_code() -> None:
-    loaded = loaded_by("import calque.cli.app, calque.word_alignment.file_job, calque.api")
-    assert not {name for name in loaded if name.startswith(("calque.training", "accelerate"))}
-
-
 # The checker itself, on small trees.
 
 
