@@ -8,7 +8,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
 
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test lint bench docs wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -31,6 +31,10 @@ bench: $(VENV)/.installed-dev  ## measure speed and memory
 
 docs: $(VENV)/.installed-dev  ## build the site into site/
 	$(BIN)/mkdocs build --strict --site-dir site
+
+wheel: $(VENV)/.installed-dev  ## build the source archive, and from it the wheel, into dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
 
 clean:  ## remove what building and testing left, but not $(VENV)
 	rm -rf site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
