@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+# Longest text of a part of a message; input that is quoted in it may be megabytes long.
+MAX_CHARACTERS = 500
+# Line ends, terminal escapes, marks that reorder text, and bytes that are not UTF-8.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class InputError(ValueError):
@@ -25,8 +31,20 @@ class InputError(ValueError):
         self, problem: str, *, file: object = None, line: int | None = None, fix: str | None = None
     ) -> None:
         self.problem, self.file, self.line, self.fix = problem, file, line, fix
-        place = "" if file is None else f"{file}: " if line is None else f"{file}, line {line}: "
-        super().__init__(place + problem + (f" ({fix})" if fix else ""))
+        place = "" if file is None else printable(file)
+        place += "" if line is None else f", line {line}"
+        text = f"{place}: {printable(problem)}" if place else printable(problem)
+        super().__init__(text + (f" ({printable(fix)})" if fix else ""))
+
+
+def printable(text: object, limit: int | None = MAX_CHARACTERS) -> str:
+    r"""Return text as one line for people: control characters are escaped, long text is shortened.
+
+    >>> print(printable("a\x1b[31m"))
+    a\x1b[31m
+    """
+    line = UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+    return line if limit is None or len(line) <= limit else line[: limit - 1] + "…"
 
 
 def first_line(error: Exception) -> str:

@@ -84,7 +84,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
             2,
             "error: a.txt, line 3: bad (mend it)",
         ),
-        (KeyboardInterrupt(), 130, "interrupted"),
+        (KeyboardInterrupt(), 130, "interrupted; unfinished work was discarded"),
     ],
 )
 def test_errors_are_one_line(

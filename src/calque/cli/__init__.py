@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
 
 from calque.errors import InputError
 
+# System errors that are not defects, and what users can do about them.
+FIXES: dict[int | None, str] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "check the permissions"),
+    errno.ENOTDIR: "a part of the path is not a folder",
+    errno.EISDIR: "give the path of a file",
+    errno.EBADF: "do not close the standard streams",
+    errno.ELOOP: "a symbolic link leads to itself",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
 
 def main() -> None:
-    """Run `calque` and exit: 2 for bad input, 130 when interrupted."""
+    """Run `calque` and exit: 2 for bad input, 128 + N when stopped by signal N."""
+    from calque.cli.signals import StopSignals
+
+    _replace_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # characters that ASCII or Latin-1 cannot show
+            stream.reconfigure(errors="backslashreplace")
     warnings.formatwarning = _format_warning
-    sys.exit(run())
+    # At a forced end, Python's resource tracker frees semaphores; that is no news to users.
+    sys.warnoptions.append("ignore:resource_tracker")
+    signals = StopSignals()
+    signals.handle()
+    try:
+        code = run()
+    except KeyboardInterrupt:  # outside of a command, for example while modules are imported
+        print("calque: interrupted", file=sys.stderr)
+        code = 128 + signal.SIGINT
+    sys.exit(code if signals.received is None else 128 + signals.received)
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; user errors are one line on standard error."""
-    from calque.cli.app import build_app
+    from calque.cli.app import Stopped, build_app
+    from calque.errors import printable
 
     try:
         code = _call(lambda: build_app()(arguments, prog_name="calque"))
@@ -26,21 +56,21 @@ def run(arguments: list[str] | None = None) -> int:
     except InputError as error:
         print(f"calque: error: {error}", file=sys.stderr)
         code = 2
+    except Stopped as stop:
+        notes = "; ".join(stop.args) or "unfinished work was discarded"
+        print(f"calque: interrupted; {notes}", file=sys.stderr)
+        code = 128 + signal.SIGINT
     except BrokenPipeError:
         _silence_stdout()
         code = 1
     except OSError as error:
-        from calque.io.files import DISK_FULL
-
-        if error.errno not in DISK_FULL:
+        if error.errno not in FIXES:
             raise
         _silence_stdout()
-        place = error.filename or "standard output or a temporary file"
+        place = printable(error.filename or "standard output or a temporary file")
         problem = (error.strerror or str(error)).lower()
-        print(f"calque: error: {place}: {problem} (free some space)", file=sys.stderr)
+        print(f"calque: error: {place}: {problem} ({FIXES[error.errno]})", file=sys.stderr)
         code = 2
-    if code == 130:
-        print("calque: interrupted", file=sys.stderr)
     return code
 
 
@@ -51,6 +81,18 @@ def _call(command: Callable[[], object]) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
+
+
+def _replace_closed_streams() -> None:
+    """Open something in place of closed standard streams; else the next file takes their number.
+
+    Reading or writing it then fails, except that messages on a closed standard error are dropped.
+    """
+    modes = (os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)
+    for number, (name, mode) in enumerate(zip(("stdin", "stdout", "stderr"), modes, strict=True)):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, mode)  # takes the lowest free number, which is this one
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def _format_warning(

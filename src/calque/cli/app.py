@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Annotated
 
 import typer
@@ -53,8 +54,25 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_calque)
     for name, command in COMMANDS.items():
-        app.command(name)(command)
+        app.command(name)(_pass_interruption_on(command))
     return app
+
+
+class Stopped(BaseException):
+    """A command was interrupted; the notes of the KeyboardInterrupt say what was saved."""
+
+
+def _pass_interruption_on(command: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a command, because Typer would turn KeyboardInterrupt into an exit code only."""
+
+    @wraps(command)
+    def run(*args: object, **kwargs: object) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt as interruption:
+            raise Stopped(*getattr(interruption, "__notes__", ())) from None
+
+    return run
 
 
 def _show_version(asked: bool) -> None:

@@ -12,6 +12,7 @@ import io
 import lzma
 import os
 import secrets
+import shutil
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,8 @@ MAGIC_BYTES = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2
 # Formats that are not supported: plain text under such a name would be misleading.
 UNSUPPORTED = frozenset({".bz2", ".lzma", ".lz4", ".7z", ".zip", ".tar", ".tgz"})
 PARTIAL_NAME = ".calque-*.partial"  # name of a file until it is complete
+# Files and folders being written, to be removed if the process must end at once.
+UNFINISHED: set[Path] = set()
 NUL_BYTE = "the line contains a NUL byte"
 NUL_BYTE_FIX = "remove it, or convert the file from UTF-16 to UTF-8"
 UTF8_FIX = "convert the file to UTF-8, for example with iconv"
@@ -180,6 +183,15 @@ def remove_partial_files(folder: Path) -> None:
     """Remove incomplete files that a killed process left in a folder with a single writer."""
     for leftover in folder.glob(PARTIAL_NAME):
         leftover.unlink()
+
+
+def remove_unfinished() -> None:
+    """Remove the files and folders that this process has not completed, before it ends."""
+    for path in list(UNFINISHED):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def sync_path(path: Path) -> None:
@@ -340,6 +352,7 @@ def _standard_output() -> Iterator[BinaryIO]:
 
 @contextmanager
 def _replace_at_end(raw: io.BufferedWriter, target: Path) -> Iterator[BinaryIO]:
+    UNFINISHED.add(Path(raw.name))
     try:
         with raw:
             yield raw
@@ -350,6 +363,8 @@ def _replace_at_end(raw: io.BufferedWriter, target: Path) -> Iterator[BinaryIO]:
     except BaseException:
         Path(raw.name).unlink(missing_ok=True)
         raise
+    finally:
+        UNFINISHED.discard(Path(raw.name))
 
 
 def _compress(raw: BinaryIO, suffix: str) -> AbstractContextManager[BinaryIO]:

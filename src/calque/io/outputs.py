@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from calque.errors import InputError
-from calque.io.files import sync_path
+from calque.io.files import UNFINISHED, sync_path
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,6 +37,7 @@ def write_folder(final: Path, fill: Callable[[Path], object]) -> None:
         final.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(final.parent)
         shutil.rmtree(draft, ignore_errors=True)
+        UNFINISHED.add(draft)
         draft.mkdir()
         fill(draft)
         for path in (*draft.rglob("*"), draft):
@@ -47,6 +48,7 @@ def write_folder(final: Path, fill: Callable[[Path], object]) -> None:
         raise InputError(f"the folder cannot be written: {error}", file=final, fix=fix) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+        UNFINISHED.discard(draft)
 
 
 def remove_folder(folder: Path) -> None:

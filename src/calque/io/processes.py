@@ -1,0 +1,48 @@
+"""Child processes: they end with the main process, which alone handles signals."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+
+# Ctrl-C; `kill`, `timeout` and job schedulers; a terminal that was closed.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def start_worker() -> None:
+    """Set up a worker process: it ignores stop signals, and ends when its parent has ended.
+
+    A signal reaches every process of a group. The main process decides what is still computed, and
+    it ends its workers with SIGKILL or by closing what they read from.
+    """
+    for kind in STOP_SIGNALS:
+        signal.signal(kind, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def kill_descendants() -> None:
+    """Kill all child processes of this process and their children, as far as /proc lists them."""
+    for child in _find_descendants(os.getpid()):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(child, signal.SIGKILL)
+
+
+def _find_descendants(process: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            children = [int(child) for child in path.read_text().split()]
+            found += [each for child in children for each in (child, *_find_descendants(child))]
+    return found
