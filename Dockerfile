@@ -16,7 +16,7 @@ FROM python:3.11-slim AS base
 # USER is for torch.compile, which asks for a name even if --user gives a number without one.
 ENV HF_HUB_OFFLINE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
     USER=calque
-RUN useradd --create-home calque && mkdir /data && chown calque:calque /data
+RUN useradd --uid 1000 --create-home calque && mkdir /data && chown calque:calque /data
 WORKDIR /data
 ENTRYPOINT ["calque"]
 CMD ["demo"]
@@ -29,7 +29,7 @@ ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     --mount=type=bind,source=constraints.txt,target=/constraints.txt \
     pip install -c /constraints.txt "$(echo /wheels/*.whl)[align,eval,mine,plots]"
-USER calque
+USER 1000
 RUN --network=none calque demo
 
 FROM base AS cpu
@@ -37,5 +37,5 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     --mount=type=bind,source=constraints.txt,target=/constraints.txt \
     pip install --extra-index-url https://download.pytorch.org/whl/cpu \
     -c /constraints.txt "$(echo /wheels/*.whl)[align,eval,mine,plots]"
-USER calque
+USER 1000
 RUN --network=none calque demo

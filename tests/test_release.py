@@ -287,7 +287,7 @@ def test_images_are_built_from_what_the_wheel_needs() -> None:
     text = (ROOT / "Dockerfile").read_text("utf-8")
     for target in ("cpu", "cuda"):
         (stage,) = re.findall(rf"^FROM base AS {target}\n(.*?)(?=^FROM|\Z)", text, re.M | re.S)
-        assert stage.strip().endswith("USER calque\nRUN --network=none calque demo")
+        assert stage.strip().endswith("USER 1000\nRUN --network=none calque demo")
     ignored = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     needed = {"LICENSE", "README.md", "constraints.txt", "pyproject.toml", "recipes", "src"}
     assert {line[1:] for line in ignored if line.startswith("!")} == needed

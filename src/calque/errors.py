@@ -54,10 +54,17 @@ def first_line(error: Exception) -> str:
 
 
 class MissingExtra(InputError):
-    """An optional dependency is missing; the message names the extra that installs it."""
+    """An optional dependency is missing; the message names the extra that installs it.
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed", fix=f"pip install 'calque[{extra}]'")
+    Args:
+        package: Name of the dependency.
+        extra: The extra of Calque that installs it.
+        limits: Where the dependency cannot be installed, and what to do there.
+    """
+
+    def __init__(self, package: str, extra: str, limits: str = "") -> None:
+        fix = f"pip install 'calque[{extra}]'{limits}"
+        super().__init__(f"{package} is not installed", fix=fix)
 
 
 def check_choice(option: str, value: str | None, choices: Iterable[str]) -> None:

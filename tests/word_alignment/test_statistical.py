@@ -255,7 +255,10 @@ def test_impossible_choices(kind: str, symmetrize: str, problem: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "module", "fix"),
-    [("eflomal", "eflomal", "calque[eflomal]"), ("fast-align", "systran_align", "calque[align]")],
+    [
+        ("eflomal", "eflomal", "calque[eflomal]"),
+        ("fast-align", "systran_align", "calque[align]', which needs Python 3.11"),
+    ],
 )
 def test_a_missing_library_names_its_extra(
     kind: StatisticalKind, module: str, fix: str, monkeypatch: pytest.MonkeyPatch

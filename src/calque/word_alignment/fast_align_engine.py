@@ -113,7 +113,8 @@ def import_systran_align() -> Any:
     try:
         import systran_align
     except ImportError as error:
-        raise MissingExtra("systran-align", "align") from error
+        limits = ", which needs Python 3.11 on Linux and x86-64; elsewhere choose eflomal"
+        raise MissingExtra("systran-align", "align", limits) from error
     return systran_align
 
 
