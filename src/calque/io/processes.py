@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
+import sys
 import threading
 from contextlib import suppress
-from multiprocessing.connection import wait
 from pathlib import Path
 
 # Ctrl-C; `kill`, `timeout` and job schedulers; a terminal that was closed.
@@ -26,6 +25,9 @@ def start_worker() -> None:
 
 
 def _end_with_parent() -> None:
+    import multiprocessing
+    from multiprocessing.connection import wait
+
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -33,8 +35,13 @@ def _end_with_parent() -> None:
 
 
 def kill_descendants() -> None:
-    """Kill all child processes of this process and their children, as far as /proc lists them."""
-    for child in _find_descendants(os.getpid()):
+    """Kill all child processes of this process and their children, as far as /proc lists them.
+
+    Python's resource tracker is left: it ends by itself, and removes semaphores and shared memory.
+    """
+    module = sys.modules.get("multiprocessing.resource_tracker")
+    tracker = getattr(getattr(module, "_resource_tracker", None), "_pid", None)
+    for child in set(_find_descendants(os.getpid())) - {tracker}:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(child, signal.SIGKILL)
 

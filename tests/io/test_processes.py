@@ -1,0 +1,72 @@
+"""Worker processes: they ignore stop signals and end with the main process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from calque.io.processes import STOP_SIGNALS, kill_descendants
+
+PROGRAM = """
+import multiprocessing, os, time
+from calque.io.processes import start_worker
+
+def work(connection):
+    start_worker()
+    connection.send(os.getpid())
+    time.sleep(60)
+
+if __name__ == "__main__":
+    receiver, sender = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("{method}").Process(target=work, args=(sender,))
+    worker.start()
+    print(receiver.recv(), flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_outlives_signals_but_not_its_parent(tmp_path: Path, method: str) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM.format(method=method))
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        for kind in STOP_SIGNALS:
+            os.kill(worker, kind)
+        time.sleep(0.1)
+        assert is_running(worker)
+        process.kill()
+    assert has_ended(worker)
+
+
+def test_kill_descendants_includes_grandchildren() -> None:
+    command = ["sh", "-c", "sleep 60 & echo $!; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        kill_descendants()
+    assert child.returncode == -signal.SIGKILL
+    assert has_ended(grandchild)
+
+
+def has_ended(process: int) -> bool:
+    """Return whether a process ends within ten seconds."""
+    deadline = time.monotonic() + 10
+    while is_running(process) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not is_running(process)
+
+
+def is_running(process: int) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
