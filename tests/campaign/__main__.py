@@ -1,0 +1,160 @@
+"""Runs Calque against damaged inputs, kills, signals, other processes and full disks.
+
+    python -m tests.campaign [PART ...] [--count N] [--seed S] [--minutes M] [--jobs 2] [--out FILE]
+
+It prints a table of counts. Every attempt is a function of its part, its number and the seed:
+`--only NUMBER --keep FOLDER` repeats one and keeps its files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, TypeAlias
+
+from tests.campaign.children import ENVIRONMENT, warm_up
+from tests.campaign.outcomes import GOOD, Attempt, tabulate
+
+Record: TypeAlias = dict[str, Any]
+
+# Parts and their default numbers of attempts.
+PARTS = {"mutants": 1100, "kills": 60, "signals": 60, "processes": 24, "disk": 28}
+
+
+def main() -> int:
+    """Run the parts and return 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: {' '.join(PARTS)}")
+    parser.add_argument("--count", type=int, help="attempts per part")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=1e9, help="start nothing after this time")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="only this attempt")
+    parser.add_argument("--rows", help="only rows of the table whose names contain this")
+    parser.add_argument("--keep", type=Path, help="folder for the files of failed attempts")
+    parser.add_argument("--out", type=Path, help="file for failures, as JSON lines, and the table")
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"there is no part {min(unknown)}: choose from {', '.join(PARTS)}")
+    end = time.monotonic() + 60 * options.minutes
+    os.environ.update(ENVIRONMENT)
+    warm_up()
+    from tests.campaign.inputs import build_inputs
+
+    folder = Path(tempfile.mkdtemp(prefix="calque-campaign-")).resolve()
+    try:
+        inputs = build_inputs(folder)
+        records = []
+        for part in options.parts or PARTS:
+            count = options.count or PARTS[part]
+            if options.only is not None:
+                count = options.only + 1
+            records += run_part(part, inputs, count, options, end)
+    finally:
+        shutil.rmtree(folder)
+    return report(records, options.out)
+
+
+def run_part(
+    part: str, inputs: Path, count: int, options: argparse.Namespace, end: float
+) -> list[Record]:
+    """Run the attempts of a part in several processes and return their records."""
+    module = importlib.import_module(f"tests.campaign.{part}")
+    attempts = [
+        attempt
+        for attempt in module.plan(inputs, count)
+        if options.only in (None, attempt.number)
+        and (options.rows is None or options.rows in attempt.row)
+    ]
+    results = [inputs.parent / f"{part}-{job}.jsonl" for job in range(options.jobs)]
+    workers = []
+    for job, path in enumerate(results):
+        if worker := os.fork():
+            workers.append(worker)
+            continue
+        code = 1
+        try:
+            with open(path, "w", encoding="utf-8") as stream:
+                for attempt in attempts[job :: options.jobs]:
+                    if time.monotonic() < end:
+                        record = run_attempt(attempt, inputs.parent, options)
+                        print(json.dumps(record), file=stream, flush=True)
+            code = 0
+        except BaseException:  # noqa: BLE001 - a worker must not continue as the main process
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    show_progress(part, results, len(attempts), workers)
+    return [json.loads(line) for path in results for line in path.read_text().splitlines()]
+
+
+def run_attempt(attempt: Attempt, folder: Path, options: argparse.Namespace) -> Record:
+    """Run one attempt in a folder of its own and return its record."""
+    name = f"{attempt.part}-{attempt.number}"
+    scratch = folder / name
+    scratch.mkdir()
+    started = time.monotonic()
+    outcome = attempt.act(scratch, Random(f"{options.seed} {attempt.part} {attempt.number}"))
+    if options.keep and (not outcome.is_good or options.only is not None):
+        options.keep.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(scratch, options.keep / name, symlinks=True, dirs_exist_ok=True)
+    shutil.rmtree(scratch)
+    return {
+        "part": attempt.part,
+        "row": attempt.row,
+        "number": attempt.number,
+        "seed": options.seed,
+        "counts": sorted(outcome.counts),
+        "details": outcome.details,
+        "kills": outcome.n_kills,
+        "seconds": round(time.monotonic() - started, 2),
+    }
+
+
+def show_progress(part: str, results: Sequence[Path], n_attempts: int, workers: list[int]) -> None:
+    """Wait for the workers and show how far they are."""
+    shown = 0.0
+    while workers:
+        pid, status = os.waitpid(workers[0], os.WNOHANG)
+        if pid:
+            workers.pop(0)
+            assert os.waitstatus_to_exitcode(status) == 0, f"{part}: the campaign itself failed"
+        elif time.monotonic() - shown > 20:
+            shown = time.monotonic()
+            n_done = sum(len(path.read_bytes().splitlines()) for path in results if path.exists())
+            print(f"{part}: {n_done} of {n_attempts}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(0.1)
+
+
+def report(records: list[Record], out: Path | None) -> int:
+    """Print failures and the table of counts; return 1 if there was a failure."""
+    rows: dict[tuple[str, str], Counter[str]] = {}
+    failed = [record for record in records if not set(record["counts"]) <= set(GOOD)]
+    for record in sorted(records, key=lambda record: list(PARTS).index(record["part"])):
+        counts = rows.setdefault((record["part"], record["row"]), Counter())
+        counts.update(["tries", *record["counts"]])
+    for record in failed:
+        print(f"{record['part']} {record['number']}: {' | '.join(record['details'])}")
+    n_kills = sum(record["kills"] for record in records)
+    table = tabulate(rows) + (f"\n\n{n_kills:,} processes were killed." if n_kills else "")
+    print(table)
+    if out is not None:
+        lines = [json.dumps(record, ensure_ascii=False) for record in failed]
+        out.write_text("\n".join([*lines, table, ""]), "utf-8")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
