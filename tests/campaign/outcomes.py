@@ -23,7 +23,7 @@ MAX_BYTES = 2 << 30
 # Names of unfinished work that stays only if a process is killed.
 LITTER = re.compile(r"\.calque-.*\.partial|\..*\.(partial|replaced|deleted|lock)|.*\.draft|core")
 # Differ from run to run.
-TIMES = {"seconds", "tokens_per_second", "time", "memory_mb", "free_mb"}
+TIMES = {"checksum", "seconds", "tokens_per_second", "time", "memory_mb", "free_mb"}
 
 
 @dataclass

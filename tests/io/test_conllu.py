@@ -90,6 +90,8 @@ def test_tags_without_trees_are_read(place):
         (f"# text = Hi\n{WORD}\n1\tcut\toff\n", 4, "3 columns instead of 10"),
         (WORD.replace("\t", " "), 1, "1 columns instead of 10"),
         (WORD + WORD.replace("1\t", "x\t", 1), 2, "not a valid word ID"),
+        (WORD.replace("1\t", "9" * 5000 + "\t", 1), 1, "not a valid word ID"),
+        (WORD.replace("\t0\t", "\t" + "9" * 5000 + "\t"), 1, "is not a number"),
         (WORD + WORD.replace("1\t", "3\t", 1), 2, "the word has number 3 instead of 2"),
         (WORD + WORD, 2, "the word has number 1 instead of 2"),
         (WORD.replace("\t0\t", "\tx\t"), 1, "head"),

@@ -367,7 +367,9 @@ def test_input_is_never_overwritten() -> None:
         link_bitext("linked/en-de.text", "linked", aligner=Crossing(), overwrite=True)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"format": "x"}', '{"bitexts": {"a": {}}}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"format": "x"}', '{"bitexts": {"a": {}}}', "[" * 100_000]
+)
 def test_a_foreign_report_is_not_replaced(content: str) -> None:
     Path("linked").mkdir()
     Path("linked/report.json").write_text(content)

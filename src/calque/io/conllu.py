@@ -7,6 +7,7 @@ lines, as in XTREME.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     IntArray = npt.NDArray[np.int64]
 
 N_COLUMNS = 10
+NUMBER = re.compile("[0-9]{1,9}")
 OUTSIDE = "O"
 NO_TAG = "_"
 RENAMED_TAGS = {"CONJ": "CCONJ"}  # version 1 of Universal Dependencies
@@ -72,7 +74,7 @@ def read_conllu(path: PathLike) -> Iterator[ParsedSentence]:
                 problem = f"the line has {len(columns)} columns instead of {N_COLUMNS}"
                 fix = "separate the columns of CoNLL-U by tabs"
                 raise InputError(problem, file=display_name(path), line=line_number, fix=fix)
-            if columns[0].isdecimal():
+            if NUMBER.fullmatch(columns[0]):
                 words.append(_parse_word(columns, path, line_number))
             else:
                 others.append(_parse_other_id(columns[0], path, line_number))
@@ -128,7 +130,7 @@ def _find_text(comment: str) -> str | None:
 
 def _parse_word(columns: Sequence[str], path: PathLike, line: int) -> _Word:
     head = columns[6]
-    if head != "_" and not (head.isascii() and head.isdecimal()):
+    if head != "_" and not NUMBER.fullmatch(head):
         raise InputError(
             f"the head {head!r} is not a number",
             file=display_name(path),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from calque.errors import InputError
-from calque.io.files import UTF8_FIX, PathLike, display_name, read_chunks
+from calque.io.files import PathLike, display_name
+from calque.io.structured import read_json
 
 FIX = "use a file in the format of SQuAD"
 
@@ -36,15 +37,7 @@ def read_questions(path: PathLike) -> list[Question]:
 
     Test files with secret answers have blank ones, which are left out.
     """
-    content = b"".join(read_chunks(path))
-    try:
-        root = json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        problem = f"invalid UTF-8 at byte {error.start + 1}"
-        raise InputError(problem, file=display_name(path), fix=UTF8_FIX) from error
-    except json.JSONDecodeError as error:
-        problem = f"this is not JSON: {error.msg}"
-        raise InputError(problem, file=display_name(path), line=error.lineno, fix=FIX) from error
+    root = read_json(Path(path), dict, fix=FIX)
     questions = list(_read_all(_Node(root, "", path)))
     if not questions:
         raise InputError("the file has no questions", file=display_name(path), fix=FIX)

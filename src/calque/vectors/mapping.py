@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from calque.algorithms.nearest import normalize_rows
-from calque.algorithms.procrustes import IndexPairs, NormalizationStep, apply_map, solve_joint_maps
+from calque.algorithms.procrustes import (
+    NORMALIZATION_STEPS,
+    IndexPairs,
+    NormalizationStep,
+    apply_map,
+    solve_joint_maps,
+)
 from calque.algorithms.rcsls import RcslsSettings
 from calque.algorithms.self_learning import LearningRound, SelfLearningSettings
 from calque.errors import InputError, first_line
@@ -31,6 +36,8 @@ from calque.io.files import (
     open_skip_list,
     write_atomically,
 )
+from calque.io.structured import read_json
+from calque.io.tensor_files import read_tensors
 from calque.models.inference import choose_device
 from calque.vectors.method_selection import (
     TO_PIVOT,
@@ -60,6 +67,7 @@ LANGUAGE_FIELD, PIVOT_FIELD = "{language}", "{pivot}"
 MAPS, REPORT = "maps.safetensors", "report.json"
 SUFFIXES = ("vec", "bin")
 DRAFT_PREFIX = ".calque-map-"
+MAP_AGAIN = "map the vectors again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -591,7 +599,7 @@ def _open_draft(folder: Path) -> Iterator[Path]:
 def _list_older(folder: Path) -> list[str]:
     """Return the names of the vector files that the report of an earlier run lists."""
     try:
-        report = json.loads((folder / REPORT).read_text("utf-8"))
+        report = read_json(folder / REPORT, dict)
         languages = [str(each["language"]) for each in report["languages"]]
     except (OSError, ValueError, LookupError, TypeError):
         return []
@@ -609,20 +617,14 @@ def read_maps(folder: Path) -> dict[str, SpaceMap]:
             file=folder,
             fix="use a folder that `calque map` wrote",
         )
-    try:
-        with safe_open(path, framework="pt") as stored:
-            steps = tuple(
-                cast(NormalizationStep, step) for step in stored.metadata()["steps"].split()
-            )
-            names: list[str] = list(stored.keys())
-            languages = [name.removesuffix(".mean") for name in names if name.endswith(".mean")]
-            return {
-                language: SpaceMap(
-                    stored.get_tensor(f"{language}.mean"),
-                    stored.get_tensor(f"{language}.weight"),
-                    steps,
-                )
-                for language in languages
-            }
-    except (SafetensorError, KeyError, TypeError) as error:
-        raise InputError(first_line(error), file=path, fix="map the vectors again") from error
+    tensors, metadata = read_tensors(path, fix=MAP_AGAIN)
+    steps = tuple(metadata.get("steps", "").split())
+    languages = [name.removesuffix(".mean") for name in tensors if name.endswith(".mean")]
+    maps = {}
+    for language in languages:
+        mean, weight = tensors[f"{language}.mean"], tensors.get(f"{language}.weight")
+        size = mean.shape[-1:]
+        if weight is None or weight.shape != (*size, *size) or {*steps} - {*NORMALIZATION_STEPS}:
+            raise InputError(f"the map of {language!r} is damaged", file=path, fix=MAP_AGAIN)
+        maps[language] = SpaceMap(mean, weight, cast(tuple[NormalizationStep, ...], steps))
+    return maps

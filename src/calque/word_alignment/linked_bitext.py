@@ -45,6 +45,7 @@ from calque.io.files import (
 )
 from calque.io.links import format_pharaoh
 from calque.io.segmentation import get_word_splitter, split_on_spaces
+from calque.io.structured import read_json
 from calque.tokens.linked import FULL_WEIGHT, MAX_WORDS, pack_links, unpack_links
 from calque.types import Links, SentencePair
 from calque.word_alignment.build import BLOCK_PAIRS as ENCODER_BLOCK_PAIRS
@@ -693,11 +694,11 @@ def _read_report(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = read_json(path, dict)
         is_report = content["format"] == FORMAT
         for entry in content["bitexts"].values() if is_report else ():
             LinkReport.from_dict(entry)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         is_report = False
     if not is_report:
         problem = "the file is not a report of linked bitext"
