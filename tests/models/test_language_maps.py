@@ -87,19 +87,17 @@ def test_errors_of_damaged_files(tmp_path: Path) -> None:
         load_maps(tmp_path, 64, 3)
     tensors, about = load_file(tmp_path / TENSORS_FILE), (tmp_path / ABOUT_FILE).read_text()
     save_file(tensors | {"de.1": torch.zeros(64, 63)}, tmp_path / TENSORS_FILE)
-    with pytest.raises(
-        InputError, match=r"maps\.safetensors: the file cannot be read: de\.1 has the shape"
-    ):
+    with pytest.raises(InputError, match=r"maps\.safetensors: the map de\.1 has the shape"):
         load_maps(tmp_path, 64, 4)
     save_file(tensors | {"de.1": torch.full((64, 64), torch.nan)}, tmp_path / TENSORS_FILE)
     with pytest.raises(InputError, match="not finite"):
         load_maps(tmp_path, 64, 4)
     tensors.pop("ja.2")
     save_file(tensors, tmp_path / TENSORS_FILE)
-    with pytest.raises(InputError, match=r"cannot be read: .*ja\.2"):
+    with pytest.raises(InputError, match=r"there is no map ja\.2"):
         load_maps(tmp_path, 64, 4)
     (tmp_path / TENSORS_FILE).write_bytes(b"no tensors")
-    with pytest.raises(InputError, match=r"maps\.safetensors: the file cannot be read"):
+    with pytest.raises(InputError, match=r"maps\.safetensors: this is not a valid"):
         load_maps(tmp_path, 64, 4)
     for text in (
         "{",
@@ -109,9 +107,7 @@ def test_errors_of_damaged_files(tmp_path: Path) -> None:
         json.dumps({"format": 1}),
     ):
         (tmp_path / ABOUT_FILE).write_text(text)
-        with pytest.raises(
-            InputError, match=r"maps\.json: (the file cannot be read|this is not a list of maps)"
-        ):
+        with pytest.raises(InputError, match=r"maps\.json: (the file|this) (is|does) not"):
             load_maps(tmp_path, 64, 4)
 
 

@@ -334,11 +334,11 @@ def test_errors(
     made.save(tmp_path / "cut")
     weights = tmp_path / "cut" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    with pytest.raises(InputError, match="the weights cannot be read"):
+    with pytest.raises(InputError, match="this is not a valid safetensors file"):
         Seq2Seq.load(tmp_path / "cut")
     weights.rename(tmp_path / "cut" / "pytorch_model.bin")
     with pytest.raises(InputError, match="is a pickle"):
         Seq2Seq.load(tmp_path / "cut")
     (tmp_path / "cut" / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="not a model"):
+    with pytest.raises(InputError, match="this None model is not an encoder–decoder"):
         Seq2Seq.load(tmp_path / "cut")

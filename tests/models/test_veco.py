@@ -316,7 +316,7 @@ def test_error_of_a_folder_without_cross_attention(tiny_folder: Path, tmp_path: 
         Veco.load(tiny_folder)
     assert find_veco_folder(tiny_folder) is None
     (tmp_path / "config.json").write_text("no JSON")
-    with pytest.raises(InputError, match=r"config\.json: this is not the configuration of a model"):
+    with pytest.raises(InputError, match=r"config\.json: this is not valid JSON"):
         Veco.load(tmp_path)
 
 

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 from torch import nn
 
-from calque.errors import InputError
+from calque.errors import InputError, first_line
+from calque.io.tensor_files import is_finite
 from calque.models.attention import plan_attention, register_attention
+from calque.models.configuration import CONFIG, max_sequence_length
 from calque.models.families import find_family, run_fused_layer, run_layer
 from calque.models.language_maps import LanguageMaps
-from calque.models.loading import load_checkpoint, max_sequence_length, save_checkpoint
+from calque.models.loading import load_checkpoint, save_checkpoint
 from calque.models.neutral_space import NeutralSpace, load_neutral_space
+from calque.tokens.ragged import Ragged, pack
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -61,8 +64,26 @@ class Encoder(nn.Module):
         """Load a folder, a hub name or `calque-mini`, which is also the default."""
         model, tokenizer, folder = load_checkpoint(name, dtype)
         encoder = cls(model, tokenizer, folder).to(device).eval()
-        encoder.neutral = load_neutral_space(folder, encoder.hidden_size)
-        return encoder
+        encoder.neutral = load_neutral_space(folder, encoder.hidden_size, encoder.n_layers)
+        return encoder.check_runs()
+
+    @torch.inference_mode()
+    def check_runs(self) -> Self:
+        """Return the encoder if it can encode two tokens; else its settings are the reason."""
+        batch = pack(Ragged.of([[0, 0]]), pad_id=0).to(next(self.parameters()).device)
+        try:
+            self.run_all_parts(batch)
+        except InputError:
+            raise
+        except Exception as error:
+            problem = f"a model with these settings cannot run: {first_line(error)}"
+            fix = "use the config.json that the model was trained with"
+            raise InputError(problem, file=self.folder / CONFIG, fix=fix) from error
+        return self
+
+    def run_all_parts(self, batch: TokenBatch) -> None:
+        """Run the model on a batch, including parts that encoding alone does not use."""
+        self(batch)
 
     def save(
         self,
@@ -151,7 +172,8 @@ class Encoder(nn.Module):
     ) -> list[Float[Tensor, "tokens hidden"]]:
         """Return the hidden states of the given layers, by default the last.
 
-        Layers above the highest one that is needed are not computed.
+        Layers above the highest one that is needed are not computed. In inference mode, states
+        that are not finite raise InputError.
         """
         numbers = [self.n_layers] if layers is None else [self.check_layer(n) for n in layers]
         body = self.family.get_body(self.model)
@@ -160,6 +182,9 @@ class Encoder(nn.Module):
         states = run(body, hidden, batch, numbers)
         if self.n_layers in states and self.family.final_norm is not None:
             states[self.n_layers] = getattr(body, self.family.final_norm)(states[self.n_layers])
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+            for number in numbers:
+                check_states(states[number], number, self._folder)
         return [states[number][0] for number in numbers]
 
     def lm_features(self, states: Float[Tensor, "masked hidden"]) -> Float[Tensor, "masked hidden"]:
@@ -195,6 +220,14 @@ def _run_packed(
         if number in numbers:
             states[number] = hidden
     return states
+
+
+def check_states(states: Tensor, layer: int, name: object) -> None:
+    """Raise an error if states of a layer are NaN or infinite."""
+    if not is_finite(states):
+        problem = f"the states of layer {layer} are not finite"
+        fix = "the weights are damaged or overflow in half precision; try --device cpu"
+        raise InputError(problem, file=name, fix=fix)
 
 
 def compute_dtype(hidden: Tensor) -> torch.dtype:

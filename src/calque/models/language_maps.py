@@ -12,7 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from calque.errors import InputError, first_line
+from calque.errors import InputError
+from calque.io.structured import read_json
+from calque.io.tensor_files import read_tensors
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -22,6 +24,7 @@ StatesT = TypeVar("StatesT", Tensor, npt.NDArray[np.float32])
 
 TENSORS_FILE, ABOUT_FILE = "maps.safetensors", "maps.json"
 FORMAT = 1
+FIT_AGAIN = "fit or copy the maps again"
 # In place of a path: the maps in the model's own folder.
 OWN_FOLDER = "beside"
 
@@ -132,42 +135,41 @@ def load_maps(path: Path, hidden_size: int, n_layers: int) -> LanguageMaps:
 
 def _read_about(path: Path) -> dict[str, Any]:
     """Read and check the list of maps."""
-    fix = "fit or copy the maps again"
     if not path.is_file():
         fix = f"give a folder with {ABOUT_FILE} and {TENSORS_FILE} from `calque train linear-map`"
         raise InputError("there are no maps in this folder", file=path.parent, fix=fix)
-    kinds = {"pivot": str, "languages": list, "layers": list, "hidden_size": int, "about": dict}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        is_known = content["format"] == FORMAT
-        is_typed = all(isinstance(content[name], kind) for name, kind in kinds.items())
-        is_typed &= all(isinstance(name, str) for name in content["languages"])
-        is_typed &= all(isinstance(layer, int) for layer in content["layers"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = f"the file cannot be read: {first_line(error)}"
-        raise InputError(problem, file=path, fix=fix) from error
-    if not (is_known and is_typed):
-        raise InputError("this is not a list of maps", file=path, fix=fix)
-    return dict(content)
+    content = read_json(path, dict, fix=FIT_AGAIN)
+    languages, layers = content.get("languages"), content.get("layers")
+    is_valid = (
+        content.get("format") == FORMAT
+        and isinstance(content.get("pivot"), str)
+        and isinstance(content.get("about"), dict)
+        and type(content.get("hidden_size")) is int
+        and _is_list_of(languages, str)
+        and _is_list_of(layers, int)
+    )
+    if not is_valid:
+        raise InputError("this is not a list of maps", file=path, fix=FIT_AGAIN)
+    return content
+
+
+def _is_list_of(values: object, kind: type) -> bool:
+    """Return whether a value is a list of distinct values of one type, at least one."""
+    if not isinstance(values, list) or not values:
+        return False
+    return all(type(value) is kind for value in values) and len({*values}) == len(values)
 
 
 def _read_tensors(
     path: Path, languages: list[str], layers: list[int], hidden: int
 ) -> Float[Tensor, "languages layers hidden hidden"]:
-    from safetensors import SafetensorError, safe_open
-
-    maps = torch.empty(len(languages), len(layers), hidden, hidden)
-    try:
-        with safe_open(path, framework="pt") as file:
-            for k, language in enumerate(languages):
-                for n, layer in enumerate(layers):
-                    tensor = file.get_tensor(f"{language}.{layer}")
-                    if tensor.shape != (hidden, hidden):
-                        raise ValueError(f"{language}.{layer} has the shape {list(tensor.shape)}")
-                    maps[k, n] = tensor
-    except (SafetensorError, OSError, ValueError) as error:
-        problem = f"the file cannot be read: {first_line(error)}"
-        raise InputError(problem, file=path, fix="fit or copy the maps again") from error
-    if not maps.isfinite().all():
-        raise InputError("some numbers are not finite", file=path, fix="fit the maps again")
-    return maps
+    tensors, _ = read_tensors(path, fix=FIT_AGAIN)
+    maps = []
+    for name in (f"{language}.{layer}" for language in languages for layer in layers):
+        if name not in tensors:
+            raise InputError(f"there is no map {name}", file=path, fix=FIT_AGAIN)
+        if tensors[name].shape != (hidden, hidden):
+            problem = f"the map {name} has the shape {list(tensors[name].shape)}"
+            raise InputError(problem, file=path, fix=FIT_AGAIN)
+        maps.append(tensors[name].float())
+    return torch.stack(maps).view(len(languages), len(layers), hidden, hidden)

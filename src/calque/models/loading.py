@@ -15,7 +15,9 @@ import torch
 
 from calque.errors import InputError, first_line
 from calque.models.attention import register_attention
+from calque.models.configuration import choose_head, load_config
 from calque.models.families import Family, find_family
+from calque.models.weights import COPY_AGAIN, read_weights
 from calque.tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
 
 if TYPE_CHECKING:
@@ -117,7 +119,7 @@ def load_checkpoint(
     config = load_config(folder)
     _set_cross_attention(folder, config, wanted=cross_attention)
     family = find_family(config.model_type, folder)
-    model = _load_weights(folder, config, family, dtype)
+    model = _load_encoder(folder, config, family, dtype)
     tokenizer = load_tokenizer(folder)
     embeddings: Any = model.get_input_embeddings()
     check_vocabulary_size(folder, tokenizer, len(embeddings.weight))
@@ -134,19 +136,12 @@ def check_vocabulary_size(folder: Path, tokenizer: PreTrainedTokenizerFast, n_ro
         )
 
 
-def max_sequence_length(config: Any) -> int:
-    """Return the longest sequence that the positions of a model allow, special tokens included."""
-    n_positions = int(config.max_position_embeddings)
-    is_shifted = config.model_type in ("roberta", "xlm-roberta", "camembert")
-    return n_positions - int(config.pad_token_id) - 1 if is_shifted else n_positions
-
-
 def build_model(config: Any) -> PreTrainedModel:
     """Return an encoder of a given configuration with random weights."""
     from transformers import AutoModelForMaskedLM
 
     find_family(config.model_type, None)
-    config = _choose_head(copy.deepcopy(config))
+    config = choose_head(copy.deepcopy(config))
     model: Any = AutoModelForMaskedLM.from_config(config, attn_implementation=register_attention())
     return model  # type: ignore[no-any-return]
 
@@ -201,35 +196,6 @@ def silence_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_config(folder: Path) -> Any:
-    """Read the configuration of an encoder."""
-    from transformers import AutoConfig
-
-    path, fix = folder / "config.json", "give a Hugging Face model folder"
-    if not path.exists():
-        raise InputError("this folder has no config.json", file=folder, fix=fix)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content.get("model_type") == "encoder-decoder" and (folder / "encoder").is_dir():
-            raise InputError(
-                "this is an encoder–decoder", file=folder, fix=f"give {folder / 'encoder'}"
-            )
-        find_family(content.get("model_type"), folder)
-        return _choose_head(AutoConfig.from_pretrained(folder, trust_remote_code=False))
-    except InputError:
-        raise
-    except Exception as error:  # not JSON, not an object, or a value of the wrong type
-        problem = f"this is not the configuration of a model: {' '.join(str(error).split())}"
-        raise InputError(problem, file=path, fix=fix) from error
-
-
-def _choose_head(config: Any) -> Any:
-    """Choose the DeBERTa head that transformers can load: its two heads differ only in names."""
-    if getattr(config, "legacy", None) is False:
-        config.legacy = True
-    return config
-
-
 def _set_cross_attention(folder: Path, config: Any, *, wanted: bool) -> None:
     """Switch cross-attention on or off in a configuration."""
     has_cross_attention = bool(getattr(config, "add_cross_attention", False))
@@ -240,49 +206,46 @@ def _set_cross_attention(folder: Path, config: Any, *, wanted: bool) -> None:
         config.is_decoder = config.add_cross_attention = False
 
 
-def _load_weights(folder: Path, config: Any, family: Family, dtype: torch.dtype) -> PreTrainedModel:
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+def _load_encoder(folder: Path, config: Any, family: Family, dtype: torch.dtype) -> PreTrainedModel:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
-    check_safetensors(folder)
     has_cross_attention = getattr(config, "add_cross_attention", False)
-    model_class: Any = AutoModelForCausalLM if has_cross_attention else AutoModelForMaskedLM
-    try:
-        with silence_transformers():
-            model, info = model_class.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                trust_remote_code=False,
-                attn_implementation=register_attention(),
-                key_mapping=dict(family.renamed) or None,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # `_check_keys` reports them by name
-            )
-    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        raise InputError(
-            f"the weights cannot be read: {first_line(error)}",
-            file=folder,
-            fix="copy the checkpoint again; its files are truncated or do not belong together",
-        ) from error
+    classes = MODEL_FOR_CAUSAL_LM_MAPPING if has_cross_attention else MODEL_FOR_MASKED_LM_MAPPING
+    model, info = load_weights(
+        classes[type(config)],
+        folder,
+        config,
+        dtype,
+        key_mapping=dict(family.renamed) or None,
+        ignore_mismatched_sizes=True,  # `_check_keys` reports them by name
+    )
     _check_keys(folder, family, info)
     return model  # type: ignore[no-any-return]
 
 
-def check_safetensors(folder: Path) -> None:
-    """Raise an error if a folder has no safetensors file, for example only a pickle."""
-    if any(folder.glob("*.safetensors")):
-        return
-    pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
-    if pickles:
-        raise InputError(
-            f"{pickles[0]} is a pickle, which can run code; Calque loads safetensors only",
-            file=folder,
-            fix="convert it with the convert script of safetensors and remove the pickle",
-        )
-    fix = "give the model's folder; a model that the hub only has as a pickle must be converted"
-    raise InputError("this folder has no model.safetensors", file=folder, fix=fix)
+def load_weights(
+    model_class: Any, folder: Path, config: Any, dtype: torch.dtype, **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Return a model with the weights of a folder, and which of them are missing or superfluous.
+
+    The weights are read here, so that Hugging Face's code opens no files.
+    """
+    weights = read_weights(folder)
+    try:
+        with silence_transformers():
+            model, info = model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=weights,
+                dtype=dtype,
+                attn_implementation=register_attention(),
+                output_loading_info=True,
+                **options,
+            )
+    except Exception as error:
+        problem = f"the weights cannot be loaded: {first_line(error)}"
+        raise InputError(problem, file=folder, fix=COPY_AGAIN) from error
+    return model, info
 
 
 def _check_keys(folder: Path, family: Family, info: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from calque.errors import InputError, first_line
+from calque.io.tensor_files import read_tensors
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -76,23 +77,21 @@ class NeutralSpace:
         save_file(tensors, folder / NEUTRAL_FILE, metadata=about)
 
 
-def load_neutral_space(folder: Path, hidden_size: int) -> NeutralSpace | None:
+def load_neutral_space(folder: Path, hidden_size: int, n_layers: int) -> NeutralSpace | None:
     """Read the neutral space in a model's folder; return None if there is none."""
-    from safetensors import SafetensorError, safe_open
-
     path, fix = folder / NEUTRAL_FILE, "run `calque neutralize` again"
     if not path.exists():
         return None
+    tensors, about = read_tensors(path, fix=fix)
     try:
-        with safe_open(path, framework="numpy") as file:
-            about = file.metadata() or {}
-            mean, directions = file.get_tensor("mean"), file.get_tensor("directions")
-        languages = tuple(about["languages"].split())
-        space = NeutralSpace(mean, directions, int(about["layer"]), languages)
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        mean, directions = (tensors[name].float().numpy() for name in ("mean", "directions"))
+        space = NeutralSpace(mean, directions, int(about["layer"]), (*about["languages"].split(),))
+    except (KeyError, ValueError) as error:
         problem = f"the file cannot be read: {first_line(error)}"
         raise InputError(problem, file=path, fix=fix) from error
     if mean.shape != (hidden_size,) or directions.shape[1:] != (hidden_size,):
-        problem = f"the vectors have {mean.shape[-1]} dimensions, but the model has {hidden_size}"
+        problem = f"the vectors have shape {list(mean.shape)}, but the model has size {hidden_size}"
         raise InputError(problem, file=path, fix=fix)
+    if not 0 <= space.layer <= n_layers:
+        raise InputError(f"the model has no layer {space.layer}", file=path, fix=fix)
     return space

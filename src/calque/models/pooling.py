@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from calque.models.encoder import check_states
 from calque.tokens.ragged import Ragged, add_special_tokens, batch_by_length, pack, ranges, reorder
 from calque.tokens.tokenizer import boundary_ids
 from calque.tokens.windows import split_encoded_words
@@ -155,4 +156,6 @@ def encode_first_subwords(
         tokens, words = batch.first_subwords.to(device), batch.words.to(device)
         for result, states in zip(by_layer, encoder(batch.tokens.to(device), layers), strict=True):
             result[words] = states[tokens].float()
+    for layer, states in zip(layers, by_layer, strict=True):
+        check_states(states, layer, None)
     return by_layer

@@ -10,7 +10,6 @@ generator.
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,17 +20,26 @@ import torch
 from torch import nn
 
 from calque.errors import InputError, first_line
+from calque.io.structured import read_json
 from calque.models.attention import plan_causal_attention, plan_cross_attention, register_attention
+from calque.models.configuration import (
+    CONFIG,
+    HALVES,
+    build_config,
+    load_config,
+    max_sequence_length,
+    read_config,
+    read_model_type,
+)
 from calque.models.encoder import Encoder, compute_dtype
 from calque.models.families import FAMILIES, find_family, run_fused_layer
 from calque.models.loading import (
     CROSS_ATTENTION,
     build_model,
-    check_safetensors,
+    check_vocabulary_size,
     find_model,
     load_checkpoint,
-    load_config,
-    max_sequence_length,
+    load_weights,
     save_checkpoint,
     silence_transformers,
 )
@@ -79,7 +87,13 @@ class Seq2Seq(Encoder):
             raise InputError("no model is given", fix="give the folder of an encoder–decoder")
         folder = find_model(name)
         model = load_seq2seq_model(folder, dtype)
-        return cls(model, load_tokenizer(folder), folder).to(device).eval()
+        tokenizer = load_tokenizer(folder)
+        check_vocabulary_size(folder, tokenizer, model.config.encoder.vocab_size)
+        return cls(model, tokenizer, folder).to(device).eval().check_runs()
+
+    def run_all_parts(self, batch: TokenBatch) -> None:
+        """Run both halves."""
+        self.decode(batch, batch, self(batch)[0])
 
     def save(
         self,
@@ -282,38 +296,28 @@ def drop_language_tokens(vocabulary: dict[str, int]) -> dict[str, int]:
 
 def load_seq2seq_config(folder: Path) -> Any:
     """Read the configuration of an EncoderDecoderModel."""
-    from transformers import AutoConfig
-
     fix = "give a folder that `calque train` made with a recipe that has a decoder"
-    if not (folder / "config.json").exists():
-        raise InputError("this folder has no config.json", file=folder, fix=fix)
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        problem = f"this is not a model: {first_line(error)}"
-        raise InputError(problem, file=folder, fix=fix) from error
-    if config.model_type != MODEL_TYPE:
-        problem = f"this {config.model_type} model is not an encoder–decoder"
+    content = read_config(folder, fix=fix)
+    if content.get("model_type") != MODEL_TYPE:
+        problem = f"this {content.get('model_type')} model is not an encoder–decoder"
         raise InputError(problem, file=folder, fix=fix)
-    return config
+    for half in HALVES:
+        own = content.get(half)
+        if not isinstance(own, dict) or own.get("model_type") not in CAN_DECODE:
+            problem = f"the {half} is not one of {', '.join(CAN_DECODE)}"
+            raise InputError(problem, file=folder / CONFIG, fix=fix)
+    return build_config(folder, content)
 
 
 def load_seq2seq_model(folder: Path, dtype: torch.dtype) -> Any:
     """Load an EncoderDecoderModel."""
-    from safetensors import SafetensorError
     from transformers import EncoderDecoderModel
 
-    load_seq2seq_config(folder)
-    check_safetensors(folder)
-    try:
-        with silence_transformers():
-            model_class: Any = EncoderDecoderModel
-            model, info = model_class.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, output_loading_info=True
-            )
-    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        problem = f"the weights cannot be read: {first_line(error)}"
-        raise InputError(problem, file=folder, fix="copy the model again") from error
+    config = load_seq2seq_config(folder)
+    generation = _read_generation_config(folder)
+    model, info = load_weights(
+        EncoderDecoderModel, folder, config, dtype, generation_config=generation
+    )
     missing = [key for key in info["missing_keys"] if ".pooler." not in key]
     n_wrong = len(missing) + len(info["unexpected_keys"])
     if n_wrong:
@@ -323,6 +327,21 @@ def load_seq2seq_model(folder: Path, dtype: torch.dtype) -> Any:
             fix="config.json and the weights do not belong together",
         )
     return model
+
+
+def _read_generation_config(folder: Path) -> Any:
+    """Return the settings of `generate`; None if they are not stored."""
+    from transformers import GenerationConfig
+
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return None
+    content = read_json(path, dict)
+    try:
+        return GenerationConfig.from_dict(content)
+    except Exception as error:
+        problem = f"these are not settings of generation: {first_line(error)}"
+        raise InputError(problem, file=path, fix="copy the model again") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,7 +461,7 @@ def build_untrained_halves(start: Any, plan: DecoderPlan) -> tuple[Any, nn.Modul
 def _read_shape(start: str | Path) -> tuple[Any, int]:
     """Return the configuration of the initial encoder and the number of layers for the decoder."""
     folder = find_model(start)
-    if _read_model_type(folder) == MODEL_TYPE:
+    if read_model_type(folder) == MODEL_TYPE:
         config = load_seq2seq_config(folder)
         return config.encoder, config.decoder.num_hidden_layers
     config = load_config(folder)
@@ -469,7 +488,7 @@ def read_initial_weights(start: str | Path, plan: DecoderPlan) -> InitialWeights
 
 
 def _read_folder(folder: Path) -> InitialWeights:
-    if _read_model_type(folder) == MODEL_TYPE:
+    if read_model_type(folder) == MODEL_TYPE:
         model = load_seq2seq_model(folder, torch.float32)
         n_layers, n_encoder = (
             half.num_hidden_layers for half in (model.config.decoder, model.config.encoder)
@@ -493,15 +512,6 @@ def _read_folder(folder: Path) -> InitialWeights:
     }
     origins = tuple(range(model.config.num_hidden_layers))
     return InitialWeights(model.config, encoder, state, origins)
-
-
-def _read_model_type(folder: Path) -> str | None:
-    """Read the model type of a folder; None if config.json is bad, which the loaders report."""
-    try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content.get("model_type") if isinstance(content, dict) else None
 
 
 def random_weights(config: Any) -> InitialWeights:

@@ -8,7 +8,6 @@ decoder. The layers are Hugging Face's own, which have cross-attention for decod
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -17,6 +16,7 @@ from torch import nn
 
 from calque.errors import InputError
 from calque.models.attention import plan_attention, plan_cross_attention, register_attention
+from calque.models.configuration import read_config
 from calque.models.encoder import Encoder, compute_dtype
 from calque.models.families import find_family, run_fused_layer, run_layer
 from calque.models.loading import (
@@ -58,7 +58,11 @@ class Veco(Encoder):
         model, tokenizer, folder = load_checkpoint(
             find_veco_folder(folder) or folder, dtype, cross_attention=True
         )
-        return cls(model, tokenizer, folder).to(device).eval()
+        return cls(model, tokenizer, folder).to(device).eval().check_runs()
+
+    def run_all_parts(self, batch: TokenBatch) -> None:
+        """Run the model without and with cross-attention."""
+        self.cross(batch, self(batch)[0], batch)
 
     @classmethod
     def plug(
@@ -132,10 +136,10 @@ def find_veco_folder(name: str | Path) -> Path | None:
     """Return the folder with cross-attention weights: the given one or its subfolder; or None."""
     for folder in (Path(name), Path(name) / VECO_FOLDER):
         try:
-            config = json.loads((folder / "config.json").read_text("utf-8"))
-        except (OSError, ValueError):  # loading reports what is wrong
+            config = read_config(folder)
+        except InputError:  # loading reports what is wrong
             continue
-        if isinstance(config, dict) and config.get("add_cross_attention"):
+        if config.get("add_cross_attention"):
             return folder
     return None
 

@@ -18,12 +18,8 @@ from calque.errors import InputError, first_line
 from calque.io.bitext import infer_languages
 from calque.io.files import check_writable_folder, write_atomically
 from calque.io.outputs import write_folder
-from calque.models.loading import (
-    check_vocabulary_size,
-    find_model,
-    find_tokenizer,
-    load_config,
-)
+from calque.models.configuration import load_config
+from calque.models.loading import check_vocabulary_size, find_model, find_tokenizer
 from calque.objectives import build_objective
 from calque.tokens.prepare import (
     PreparedCorpus,

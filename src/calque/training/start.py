@@ -9,8 +9,9 @@ from torch import nn
 
 from calque.errors import InputError
 from calque.io.shards import process_state
+from calque.models.configuration import load_config, max_sequence_length
 from calque.models.encoder import Encoder
-from calque.models.loading import build_model, find_model, load_config, max_sequence_length
+from calque.models.loading import build_model, find_model
 from calque.models.seq2seq import (
     build_seq2seq,
     build_untrained_halves,

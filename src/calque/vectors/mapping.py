@@ -26,7 +26,7 @@ from calque.algorithms.procrustes import (
 )
 from calque.algorithms.rcsls import RcslsSettings
 from calque.algorithms.self_learning import LearningRound, SelfLearningSettings
-from calque.errors import InputError, first_line
+from calque.errors import InputError
 from calque.io.dictionaries import Entry, read_dictionary
 from calque.io.files import (
     PathLike,
