@@ -138,7 +138,7 @@ def test_bad_rows_write_nothing(
         stream.write("nonsense\n")
     page = tmp_path / "a.html"
     assert run(["compare", str(results), "--baseline", "base", "-o", str(page)]) == 2
-    assert "results.jsonl, line 91: the line is not valid JSON" in capsys.readouterr().err
+    assert "results.jsonl, line 91: this is not valid JSON" in capsys.readouterr().err
     assert not page.exists()
     assert run(["compare", str(tmp_path / "none"), "--baseline", "base"]) == 2
     assert "pass folders or .jsonl files" in capsys.readouterr().err

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from calque.cli import run
+from calque.io.locks import lock_output
 from calque.vectors.static import WordVectors
 
 DATA = Path(__file__).parents[1] / "data"
@@ -150,6 +153,17 @@ def test_random_weights_have_seeds(tiny_folder: Path, data: Path, tmp_path: Path
     assert [record["seed"] for record in read(out)] == [1, 2]
 
 
+def test_one_process_writes_a_file(
+    tiny_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r.jsonl"
+    with lock_output(out):
+        assert run(["evaluate", str(tiny_folder), "--data", str(data), "-o", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert f"{out}: process {os.getpid()} on {socket.gethostname()} is writing here" in error
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -159,6 +173,12 @@ def test_random_weights_have_seeds(tiny_folder: Path, data: Path, tmp_path: Path
         (["--tasks", "nope"], "there is no task 'nope'"),
         (["--neutral"], "no language-neutral space"),
         (["--tasks", "word_alignment", "--center"], "word_alignment does not support center"),
+        (["--seeds", "9" * 12], "999999999999 seeds are too many"),
+        (["--seeds", f"1,{2**64}"], "the seeds [1, 18446744073709551616] are invalid"),
+        (["--jobs", "9" * 5000], "use auto or a number such as 4"),
+        (["--device", "cuda:" + "9" * 5000], "use auto, cpu or cuda"),
+        (["--set", "epochs=" + "9" * 5000], "use a number"),
+        (["-o", "r.jsonl/x.jsonl"], "its folder does not exist"),
         (["--plot", "plot.txt"], "plot.txt"),
         (["--plot", "nowhere/plot.png"], "nowhere/plot.png: the folder does not exist"),
         (["--plot", "p.png", "--tasks", "word_alignment,tatoeba"], "--plot draws a single task"),

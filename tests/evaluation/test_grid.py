@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,14 +21,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import calque
 from calque.cli import run
+from calque.errors import InputError
 from calque.evaluation.registry import TASKS
 
 TOY = Path(__file__).parent / "toy_grid.py"
 KEYS = [
     *("model", "task", "language", "seed", "metric", "value", "metrics", "n_items", "layers"),
     *("counts", "setting", "source", "higher_is_better", "config", "versions", "seconds"),
-    *("memory_mb", "device", "time", "error", "items"),
+    *("memory_mb", "device", "time", "error", "items", "n_records", "checksum"),
 ]
 Row = dict[str, Any]
 
@@ -351,7 +355,21 @@ def test_invalid_models_and_folders(
     other.mkdir()
     (other / "results.jsonl").write_text('{"something": "else"}\n')
     assert evaluate("-o", str(other)) == 2
-    assert "line 1: the line is not a record of results" in capsys.readouterr().err
+    assert "line 1: model is missing" in capsys.readouterr().err
+    assert evaluate("-o", str(tmp_path / "out" / "below")) == 2
+    assert "out: this is not a folder" in capsys.readouterr().err
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "items").touch()
+    assert evaluate("-o", str(tmp_path / "taken")) == 2
+    assert "items: the output is a file" in capsys.readouterr().err
+    (tmp_path / "taken" / "items").unlink()
+    (tmp_path / "taken" / "results.jsonl").mkdir()
+    assert evaluate("-o", str(tmp_path / "taken")) == 2
+    assert "results.jsonl: this is not a file" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # for root, too
+    assert evaluate("-o", str(tmp_path / "new")) == 2
+    assert "permission denied" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 # With processes.
@@ -365,6 +383,7 @@ def start(models: list[str], data: Path, out: Path, *options: str) -> subprocess
         text=True,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        start_new_session=True,  # a process group of its own
         # Where the tests run in the background, interrupts are ignored, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
@@ -377,48 +396,77 @@ def wait_for(is_so: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     assert is_so(), process.communicate()[1] if process.poll() is not None else "too slow"
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+def list_group(group: int) -> list[str]:
+    """List the command lines of the running processes of a group."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, own_group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(own_group) == group and state != "Z":
+                found.append((folder / "cmdline").read_text())
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def is_worker_there(group: int) -> bool:
+    return any("spawn_main" in command for command in list_group(group))
+
+
+def signal_group(process: subprocess.Popen[str], kind: signal.Signals) -> list[str]:
+    """Send a signal to a whole process group, check how it ends, and return its messages."""
+    started = time.monotonic()
+    os.killpg(process.pid, kind)
+    error = process.communicate(timeout=60)[1]
+    assert time.monotonic() - started < 8, "the process was ended by force"
+    assert process.returncode == 128 + kind, error
+    assert list_group(process.pid) == []
+    return error.splitlines()
 
 
 @pytest.mark.slow
 def test_interrupted_killed_and_resumed(
     evaluate: Callable[..., int], tiny_folder: Path, data: Path, tmp_path: Path
 ) -> None:
-    models, out, log = ["tiny=" + str(tiny_folder)], tmp_path / "out", data / "fake" / "log"
-    (data / "fake" / "slow-2").touch()
-    process = start(models, data, out, "--seeds", "3", "--jobs", "1")
-    wait_for(lambda: read_log(data) == [1, 2], process)
-    worker = int(log.read_text().split()[-2])
-    process.send_signal(signal.SIGINT)
-    error = process.communicate(timeout=60)[1]
-    assert process.returncode == 130, error
-    assert "1 runs are saved" in error and "2 are left: the same command continues" in error
-    assert not is_alive(worker)
+    models, out = ["tiny=" + str(tiny_folder)], tmp_path / "out"
+    for seed in (2, 3):
+        (data / "fake" / f"slow-{seed}").touch()
+    # A signal to the whole group while workers start, and one while they are at work.
+    process = start(models, data, out, "--seeds", "4", "--jobs", "2")
+    wait_for(lambda: is_worker_there(process.pid), process)
+    messages = signal_group(process, signal.SIGTERM)
+    note = f"runs are saved in {out}: the same command continues"
+    assert messages == ["4 runs to do", f"calque: interrupted; 0 of 4 {note}"]
+
+    process = start(models, data, out, "--seeds", "4", "--jobs", "2")
+    wait_for(lambda: sorted(read_log(data)) == [1, 2, 3], process)
+    messages = signal_group(process, signal.SIGINT)
+    assert messages[-1] == f"calque: interrupted; 1 of 4 {note}"
+    assert "Traceback" not in "".join(messages)
     rows = read_rows(out)
     assert [row["seed"] for row in rows] == [1, 1]
+    assert sorted(path.name for path in out.iterdir()) == ["items", "results.jsonl"]
 
-    process = start(models, data, out, "--seeds", "3", "--jobs", "1")
-    wait_for(lambda: read_log(data) == [1, 2, 2], process)
-    worker = int(log.read_text().split()[-2])
-    assert run(["evaluate", *models, "--data", str(data), "--tasks", "toy", "-o", str(out)]) == 2
+    process = start(models, data, out, "--seeds", "4", "--jobs", "1")
+    wait_for(lambda: len(read_log(data)) == 4, process)
+    locked = f"{out}: process {process.pid} on {socket.gethostname()} is writing here"
+    with pytest.raises(InputError, match=re.escape(locked)):
+        calque.evaluate(models, data=data, tasks="toy", output=out)
     process.kill()
     process.communicate()
-    wait_for(lambda: not is_alive(worker), process)
+    wait_for(lambda: list_group(process.pid) == [], process)
     assert read_rows(out) == rows
 
-    (data / "fake" / "slow-2").unlink()
-    assert evaluate("--seeds", "3") == 0
-    assert read_log(data) == [1, 2, 2, 2, 3]
+    for seed in (2, 3):
+        (data / "fake" / f"slow-{seed}").unlink()
+    assert evaluate("--seeds", "4") == 0
+    assert sorted(read_log(data)[4:]) == [2, 3, 4]
     assert read_rows(out)[:2] == rows
-    resumed = [row["value"] for row in read_rows(out)]
+    resumed = {(row["seed"], row["language"]): row["value"] for row in read_rows(out)}
     shutil.rmtree(out)
-    assert evaluate("--seeds", "3") == 0
-    assert [row["value"] for row in read_rows(out)] == resumed
+    assert evaluate("--seeds", "4") == 0
+    whole = {(row["seed"], row["language"]): row["value"] for row in read_rows(out)}
+    assert resumed == whole
 
 
 @pytest.mark.slow

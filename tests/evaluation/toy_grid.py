@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +65,7 @@ def measure(
 
 
 if __name__ == "__main__":
-    from calque.cli import run
+    from calque.cli import main
 
     TASKS["toy"] = TRAINED
-    sys.exit(run(sys.argv[1:]))
+    main()

@@ -12,7 +12,7 @@ from calque.evaluation.registry import TASKS
 from calque.report.plots import shorten_names
 
 if TYPE_CHECKING:
-    from calque.evaluation.grid.task_run import Record
+    from calque.io.result_records import Record
 
 MEAN, OTHERS, GAP = "mean", "mean of others", "gap"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,19 +14,23 @@ from calque.evaluation.grid.model_specs import find_models
 from calque.evaluation.grid.results_folder import (
     ResultsFolder,
     check_results_folder,
+    open_results_folder,
     read_results_folder,
 )
 from calque.evaluation.grid.run_grid import execute_runs, find_state, plan_grid, select_runs
 from calque.evaluation.grid.run_progress import RunProgress
-from calque.evaluation.grid.task_run import Record, RunKey, RunResult, TaskRun, build_records
+from calque.evaluation.grid.task_run import RunKey, RunResult, TaskRun, build_records
 from calque.evaluation.registry import find_tasks
-from calque.io.files import write_atomically
+from calque.io.files import check_output_file, check_writable_folder, write_atomically
+from calque.io.locks import lock_output
+from calque.io.result_records import Record, format_record
 
 if TYPE_CHECKING:
     from calque.types import Progress
 
 # Options that a task must support; other settings are ignored by tasks that do not need them.
 STRICT = ("layers", "center", "neutral", "maps")
+MAX_SEEDS, SEED_LIMIT = 10_000, 2**63  # torch accepts no larger seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +144,9 @@ def evaluate(
     _check_device(device)
     target = None if output is None else Path(output)
     is_folder = target is not None and ".jsonl" not in target.suffixes
-    if target is not None and is_folder:
-        check_results_folder(target)
-    seed_list = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
-    if not seed_list or min(seed_list) < 0 or len(set(seed_list)) < len(seed_list):
-        problem = f"the seeds {seeds} are invalid"
-        raise InputError(problem, fix="use a number of seeds such as 5, or a list such as 1,2,7")
+    if target is not None:
+        _check_output(target, is_folder=is_folder, dry_run=dry_run)
+    seed_list = _list_seeds(seeds)
     names = [models] if isinstance(models, str | Path) else models
     runs, notes = plan_grid(
         find_models(
@@ -176,12 +176,13 @@ def evaluate(
         results: ResultsFolder | _Records = _Records()
         pending, stream = runs, None
         if target is not None and is_folder:
-            results = folder = stack.enter_context(ResultsFolder(target))
+            results = folder = stack.enter_context(open_results_folder(target))
             pending = select_runs(runs, folder, overwrite=overwrite)
             for line in (*folder.repairs, _describe_plan(runs, pending, folder)):
                 log(line)
         if target is not None and not is_folder:
-            stream = stack.enter_context(write_atomically(target))
+            stack.enter_context(lock_output(target))
+            stream = stack.enter_context(write_atomically(target, binary=True))
         report = RunProgress(pending, results.records, log, progress)
         try:
             execute_runs(
@@ -193,16 +194,17 @@ def evaluate(
                 deadline=deadline,
                 raise_errors=not is_folder,
             )
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interruption:
             if is_folder:
-                log(
-                    f"{report.n_done} runs are saved in {target}, {report.n_runs - report.n_done} "
-                    "are left: the same command continues with them"
+                n_saved = len(runs) - len(pending) + report.n_done
+                interruption.add_note(
+                    f"{n_saved} of {len(runs)} runs are saved in {target}: "
+                    "the same command continues"
                 )
             raise
         records = [record for run in runs for record in results.runs.get(run.key, ())]
         if stream is not None:
-            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in records)
+            stream.writelines(map(format_record, records))
     return Evaluation(tuple(records), report.n_failed, report.n_runs - report.n_done, target)
 
 
@@ -230,11 +232,32 @@ def _describe_plan(
     return line + (f"; {len(runs) - len(pending)} are done" if len(pending) < len(runs) else "")
 
 
+def _check_output(path: Path, *, is_folder: bool, dry_run: bool) -> None:
+    """Raise an InputError if results cannot be written to a path."""
+    if is_folder:
+        check_results_folder(path)
+        if not dry_run:
+            check_writable_folder(path)
+    else:
+        check_output_file(path, ())
+
+
+def _list_seeds(seeds: int | Sequence[int]) -> list[int]:
+    if isinstance(seeds, int) and seeds > MAX_SEEDS:
+        raise InputError(f"{seeds} seeds are too many", fix=f"use at most {MAX_SEEDS:,}")
+    found = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
+    is_valid = bool(found) and min(found) >= 0 and max(found) < SEED_LIMIT
+    if not is_valid or len(set(found)) < len(found):
+        problem = f"the seeds {seeds} are invalid"
+        raise InputError(problem, fix="use a number of seeds such as 5, or a list such as 1,2,7")
+    return found
+
+
 def _check_jobs(jobs: int | str) -> int | None:
     """Return the number of processes; None means chosen by memory."""
     if jobs == "auto":
         return None
-    if not str(jobs).isdecimal():
+    if not str(jobs).isdecimal() or len(str(jobs)) > 4:
         raise InputError(f"jobs {jobs!r} is not a number", fix="use auto or a number such as 4")
     return int(jobs)
 
@@ -247,6 +270,7 @@ def _check_device(name: str) -> None:
 
     kind, _, number = name.partition(":")
     n_devices = torch.cuda.device_count() if kind == "cuda" else 0
-    if kind != "cuda" or not (number or "0").isdecimal() or int(number or 0) >= n_devices:
+    known = ["", *map(str, range(n_devices))] if n_devices else []
+    if number not in known:
         problem = f"the device {name!r} does not exist: there are {n_devices} GPUs"
         raise InputError(problem, fix="use auto, cpu or cuda")

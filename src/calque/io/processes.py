@@ -6,11 +6,25 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Ctrl-C; `kill`, `timeout` and job schedulers; a terminal that was closed.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def block_stop_signals() -> Iterator[None]:
+    """Block stop signals in this thread, and in processes that are started in the block.
+
+    A worker process is not disturbed then while it imports modules, before `start_worker`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_worker() -> None:

@@ -1,27 +1,24 @@
-"""Result files of `calque evaluate`: reading rows and test items, and notes about their quality."""
+"""Result files of `calque evaluate`: rows and test items of models, and notes on their quality."""
 
 from __future__ import annotations
 
-import json
-import math
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from calque.errors import InputError
+from calque.errors import printable
+from calque.io.result_records import load_items, read_records, select_items
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from calque.io.result_records import Floats, Record
 
 FILE = "results.jsonl"
-# The score of a row and that of its items must agree within this many points.
-TOLERANCE = 1e-3
-MAX_OPEN_FILES = 64
+REQUIRED = ("model", "task", "seed", "language", "metric", "value", "higher_is_better")
+MAX_CACHED_FILES = 64
+MAX_ERROR = 100  # characters of an error in a note
 MAX_NAMES = 5  # names listed in a note; the others are counted
 
 
@@ -41,7 +38,7 @@ class Row:
     setting: str | None = None
     source: str | None = None
     config: str | None = None
-    versions: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
     items: Path | None = None
 
 
@@ -87,10 +84,12 @@ def read_results(paths: Iterable[Path]) -> Results:
     failures: dict[tuple[str, str, int | None], Failure] = {}
     n_truncated = n_duplicates = 0
     for path in dict.fromkeys(paths):
-        for found in _read_file(path if path.is_file() else path / FILE):
-            if found is None:
-                n_truncated += 1
-            elif isinstance(found, Failure):
+        file = path / FILE if path.is_dir() else path
+        records, is_truncated = read_records(file, REQUIRED)
+        n_truncated += is_truncated
+        for _, record in records:
+            found = _build_row(record, file.parent)
+            if isinstance(found, Failure):
                 failures[found.model, found.task, found.seed] = found
             else:
                 key = (found.model, found.task, found.language, found.seed)
@@ -101,25 +100,11 @@ def read_results(paths: Iterable[Path]) -> Results:
     return Results(list(rows.values()), left, n_truncated, n_duplicates)
 
 
-def read_items(row: Row) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+def read_items(row: Row) -> tuple[Floats, Floats] | None:
     """Return numerator and denominator of every test item of a row, or None if none were stored."""
     if row.items is None:
         return None
-    arrays = _load_arrays(row.items)
-    try:
-        above, below = arrays[f"{row.language}.num"], arrays[f"{row.language}.den"]
-    except KeyError as error:
-        problem = f"the array {error.args[0]} is missing"
-        raise InputError(problem, file=row.items, fix="evaluate the model again") from None
-    if above.ndim != 1 or above.shape != below.shape or not len(above):
-        problem = f"the item arrays of {row.language} are empty or differ in length"
-        raise InputError(problem, file=row.items, fix="evaluate the model again")
-    total = float(below.sum())
-    score = 100 * float(above.sum()) / total if total else 0.0
-    if not abs(score - row.value) <= TOLERANCE:  # also true for NaN
-        problem = f"{row.language}: the items give {score:.4f}, but the row has {row.value:.4f}"
-        raise InputError(problem, file=row.items, fix="evaluate the model again")
-    return above, below
+    return select_items(_load_arrays(row.items), row.language, row.value, row.items)
 
 
 def clear_item_cache() -> None:
@@ -186,10 +171,8 @@ def mixture_notes(task: str, rows: Sequence[Row]) -> list[str]:
             weights.setdefault(row.model, set()).add(part)
     if mixed := [model for model, found in weights.items() if len(found) > 1]:
         notes.append(f"{task}: several models have the name {_list_names(mixed)}")
-    if len({row.versions for row in rows}) > 1:
-        kinds = [json.loads(text) for text in dict.fromkeys(row.versions for row in rows)]
-        names = dict.fromkeys(name for kind in kinds for name in kind)
-        odd = [name for name in names if len({str(kind.get(name)) for kind in kinds}) > 1]
+    packages = dict.fromkeys(name for row in rows for name in row.versions)
+    if odd := [name for name in packages if len({row.versions.get(name) for row in rows}) > 1]:
         notes.append(f"{task}: the scores were made with different versions of {_list_names(odd)}")
     sizes: dict[str, set[int]] = {}
     for row in rows:
@@ -199,101 +182,30 @@ def mixture_notes(task: str, rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def _read_file(path: Path) -> Iterator[Row | Failure | None]:
-    """Yield the rows of a file, and None for a truncated last line."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        problem = f"the file cannot be read: {error.strerror or error}"
-        fix = "pass folders or .jsonl files written by `calque evaluate -o`"
-        raise InputError(problem, file=path, fix=fix) from None
-    lines = data.split(b"\n")
-    last = lines.pop()
-    for number, line in enumerate(lines, start=1):
-        yield _parse_row(line, path, number)
-    if last:
-        try:
-            yield _parse_row(last, path, len(lines) + 1)
-        except InputError:
-            yield None
-
-
-def _parse_row(line: bytes, path: Path, number: int) -> Row | Failure:
-    try:
-        row = json.loads(line)
-    except ValueError:  # includes UnicodeDecodeError
-        problem = "the line is not valid JSON"
-        raise InputError(problem, file=path, line=number, fix="remove the line") from None
-    problem = "the line is not a JSON object" if not isinstance(row, dict) else _find_problem(row)
-    if problem:
-        raise InputError(problem, file=path, line=number, fix="evaluate the model again")
-    if row.get("error") is not None:
-        return Failure(row["model"], row["task"], row["seed"], str(row["error"]))
+def _build_row(record: Record, folder: Path) -> Row | Failure:
+    if record.get("error") is not None:
+        return Failure(record["model"], record["task"], record["seed"], record["error"])
     return Row(
-        model=row["model"],
-        task=row["task"],
-        language=row["language"],
-        seed=row["seed"],
-        metric=row["metric"],
-        value=float(row["value"]),
-        higher_is_better=row["higher_is_better"],
-        n_items=row.get("n_items") or 0,
-        layers={int(layer): float(value) for layer, value in (row.get("layers") or {}).items()},
-        setting=row.get("setting"),
-        source=row.get("source"),
-        config=row.get("config"),
-        versions=json.dumps(row.get("versions") or {}, sort_keys=True),
-        items=None if row.get("items") is None else path.parent / row["items"],
+        model=record["model"],
+        task=record["task"],
+        language=record["language"],
+        seed=record["seed"],
+        metric=record["metric"],
+        value=float(record["value"]),
+        higher_is_better=record["higher_is_better"],
+        n_items=record.get("n_items", 0),
+        layers={int(layer): float(value) for layer, value in record.get("layers", {}).items()},
+        setting=record.get("setting"),
+        source=record.get("source"),
+        config=record.get("config"),
+        versions=record.get("versions", {}),
+        items=None if record.get("items") is None else folder / record["items"],
     )
 
 
-def _find_problem(row: Mapping[str, Any]) -> str:
-    """Return what is wrong with a row, or an empty string."""
-    failed = row.get("error") is not None
-    if "seed" not in row or not _is_whole(row["seed"]):
-        return f"seed {row.get('seed', 'missing')!r} is neither an integer nor null"
-    for name in ("model", "task") if failed else ("model", "task", "language", "metric"):
-        if not isinstance(row.get(name), str) or not row[name]:
-            return f"{name} {row.get(name, 'missing')!r} is not a name"
-    if failed:
-        return ""
-    if not _is_number(row.get("value")):
-        return f"value {row.get('value', 'missing')!r} is not a number"
-    if not isinstance(row.get("higher_is_better"), bool):
-        return "higher_is_better is neither true nor false"
-    if not _is_whole(row.get("n_items")):
-        return f"n_items {row['n_items']!r} is not an integer"
-    layers = row.get("layers") or {}
-    if not isinstance(layers, dict) or not all(
-        name.lstrip("-").isdecimal() and _is_number(value) for name, value in layers.items()
-    ):
-        return "layers does not map layer numbers to scores"
-    for name in ("setting", "source", "config", "items"):
-        if row.get(name) is not None and not isinstance(row[name], str):
-            return f"{name} {row[name]!r} is not a string"
-    items = PurePosixPath(row.get("items") or "items")
-    outside = items.is_absolute() or ".." in items.parts
-    return f"items {items} is outside the result folder" if outside else ""
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_whole(value: object) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool))
-
-
-@lru_cache(MAX_OPEN_FILES)
-def _load_arrays(path: Path) -> dict[str, npt.NDArray[np.float64]]:
-    import numpy as np
-
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: np.asarray(archive[name], np.float64) for name in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        problem = f"the file of test items cannot be read: {type(error).__name__}"
-        raise InputError(problem, file=path, fix="evaluate the model again") from None
+@lru_cache(MAX_CACHED_FILES)
+def _load_arrays(path: Path) -> dict[str, Floats]:
+    return load_items(path)
 
 
 def _config_part(config: str | None, index: int) -> str | None:
@@ -311,7 +223,7 @@ def _count(n: int, noun: str) -> str:
 
 def _first_line(error: str) -> str:
     line = (error.strip().splitlines() or ["unknown error"])[0]
-    return line if len(line) <= 100 else line[:99] + "…"
+    return printable(line, MAX_ERROR)
 
 
 def _list_names(names: Iterable[str]) -> str:

@@ -21,9 +21,10 @@ from calque.io.xtreme import two_letter_code
 if TYPE_CHECKING:
     from calque.evaluation.grid.model_specs import ModelSpec
     from calque.evaluation.grid.results_folder import ResultsFolder
-    from calque.evaluation.grid.task_run import Record, RunResult
+    from calque.evaluation.grid.task_run import RunResult
     from calque.evaluation.registry import Task
     from calque.evaluation.settings import TaskSettings
+    from calque.io.result_records import Record
 
 CONTEXT_MB = 700  # memory of a CUDA process that does nothing
 MEMORY_MARGIN = 1.25  # batches and tasks differ in size
@@ -223,8 +224,6 @@ def execute_runs(
                     free_mb = event.result.free_mb if len(workers) == 1 else None
                     target = max(target, choose_n_jobs(peak_mb, free_mb))
     finally:
-        for worker in workers:
-            worker.process.terminate()  # all at once, since each is waited for
         for worker in workers:
             worker.stop()
 

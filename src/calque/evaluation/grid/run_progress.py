@@ -11,7 +11,8 @@ from calque.evaluation.grid.run_grid import Event, RunSaved, RunStarted
 from calque.evaluation.grid.runner import RunAdvanced
 
 if TYPE_CHECKING:
-    from calque.evaluation.grid.task_run import Record, RunKey, TaskRun
+    from calque.evaluation.grid.task_run import RunKey, TaskRun
+    from calque.io.result_records import Record
     from calque.types import Progress
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 import gc
 import math
 import multiprocessing
-import os
 import resource
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,10 +18,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calque.errors import InputError, first_line
+from calque.errors import InputError, first_line, printable
 from calque.evaluation.grid.model_specs import EncoderCache, load_translator
 from calque.evaluation.grid.task_run import RunResult
 from calque.evaluation.registry import load_function
+from calque.io.processes import block_stop_signals, start_worker
+from calque.io.result_records import is_name
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[int, int], None]
 PROGRESS_EVERY = 0.25  # seconds
-PATIENCE = 5.0  # seconds for a worker to end by itself
+PATIENCE = 5.0  # seconds for a worker that closed its connection to end
 
 
 class Runner:
@@ -124,15 +124,20 @@ class Runner:
 def check_scores(scores: tuple[LanguageScores, ...]) -> None:
     """Raise an InputError for invalid results: none, a language twice, or a non-finite score."""
     names = [each.language for each in scores]
+    for name in names:
+        if not is_name(name):
+            problem = f"the language {name!r} has control characters"
+            raise InputError(problem, fix="rename the test file")
     if not scores:
         problem = "the task returned no scores"
         raise InputError(problem, fix="check the data and the languages")
     if len(set(names)) < len(names):
         raise InputError(f"the task returned a language twice: {' '.join(names)}")
     for each in scores:
-        value = next(iter(each.metrics.values()))
-        if not math.isfinite(value):
-            raise InputError(f"the score in {each.language} is {value}")
+        for metrics in (each.metrics, *each.layers.values()):
+            for name, value in metrics.items():
+                if not math.isfinite(value):
+                    raise InputError(f"the {name} in {each.language} is {value}")
 
 
 def breaks_process(error: Exception) -> bool:
@@ -151,7 +156,7 @@ def describe_error(error: Exception) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    text = f"{type(error).__name__}: {first_line(error)}"
+    text = f"{type(error).__name__}: {printable(first_line(error))}"
     if trace is None:
         return text
     return f"{text} ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
@@ -216,20 +221,26 @@ class RunEnded:
 
 
 class Worker:
-    """A process that executes one run at a time; it ends when its parent process ends."""
+    """A process that executes one run at a time; it ends when its parent process ends.
+
+    The process starts with the first run, so that there is a worker to stop, whenever a signal
+    arrives.
+    """
 
     def __init__(self, device: str, n_threads: int) -> None:
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        self.connection, theirs = context.Pipe()
-        arguments = (theirs, device, n_threads)
+        self.connection, self._theirs = context.Pipe()
+        arguments = (self._theirs, device, n_threads)
         self.process = context.Process(target=_work, args=arguments, daemon=True)
-        self.process.start()
-        theirs.close()
         self.run: TaskRun | None = None
         self.last_run: TaskRun | None = None
 
     def start(self, run: TaskRun) -> None:
         """Send the next run to the process."""
+        if self.process.pid is None:
+            with block_stop_signals():
+                self.process.start()
+            self._theirs.close()
         self.run = self.last_run = run
         with suppress(OSError):  # the process has died: `receive` reports it
             self.connection.send(run)
@@ -250,11 +261,9 @@ class Worker:
                 yield self._end_run(RunResult(error=error, ended_worker=True))
 
     def stop(self) -> None:
-        """End the process."""
+        """Kill the process; nothing that it has not sent yet is of use."""
         self.connection.close()
-        self.process.terminate()
-        self.process.join(PATIENCE)
-        if self.process.is_alive():
+        if self.process.pid is not None:
             self.process.kill()
             self.process.join()
 
@@ -287,8 +296,7 @@ def describe_exit(exit_code: int | None) -> str:
 
 def _work(connection: Connection, device: str, n_threads: int) -> None:
     """Execute runs until the connection is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    start_worker()
     import torch
 
     torch.set_num_threads(min(n_threads, torch.get_num_threads()))
@@ -304,10 +312,3 @@ def _work(connection: Connection, device: str, n_threads: int) -> None:
     with suppress(EOFError, BrokenPipeError):
         while True:
             connection.send(runner.run(connection.recv(), report))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)

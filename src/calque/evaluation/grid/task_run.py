@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from calque.evaluation.grid.model_specs import hash_values
+from calque.io.result_records import Record
 
 if TYPE_CHECKING:
     from calque.evaluation.grid.model_specs import ModelSpec
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from calque.evaluation.settings import TaskSettings
 
 RunKey: TypeAlias = tuple[str, str, int | None]
-Record: TypeAlias = dict[str, Any]
 CONFIG_PARTS = ("settings", "data", "model")
 
 
@@ -51,8 +51,7 @@ class TaskRun:
         return self.model.name, self.task_name, self.seed
 
     def __str__(self) -> str:
-        name = f"{self.model.name}, {self.task_name}"
-        return name if self.seed is None else f"{name}, seed {self.seed}"
+        return describe_run(*self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +67,15 @@ class RunResult:
     free_mb: float | None = None
     # Whether the worker process cannot be used again: it is out of memory, or it died.
     ended_worker: bool = False
+
+
+def describe_run(model: str, task: str, seed: int | None) -> str:
+    """Return the name of a run for people.
+
+    >>> describe_run("calque-mini", "pos", 3), describe_run("calque-mini", "bucc", None)
+    ('calque-mini, pos, seed 3', 'calque-mini, bucc')
+    """
+    return f"{model}, {task}" + ("" if seed is None else f", seed {seed}")
 
 
 def hash_settings(
@@ -94,6 +102,7 @@ def build_records(run: TaskRun, result: RunResult, *, with_items: bool = True) -
     """Return one record per language, or one with the error.
 
     The field `items` names the file of the items' scores; it is None without `with_items`.
+    `n_records` is the number of records of the run.
     """
     # With separate training in each language there is no common source.
     has_source = run.task.trained and run.settings.setting != "supervised"
@@ -119,6 +128,7 @@ def build_records(run: TaskRun, result: RunResult, *, with_items: bool = True) -
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "error": result.error,
         "items": None,
+        "n_records": len(result.scores) or 1,
     }
     if result.error is not None:
         return [common]
