@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,24 +31,30 @@ from calque.training.checkpoints import (
     average_weights,
     find_latest,
     list_checkpoints,
-    mark_best,
     read_best,
     read_training_state,
     write_checkpoint,
 )
+from calque.training.distributed import lock_folder
 from calque.training.recipe import Recipe
 
 MakeRecipe = Callable[..., Recipe]
 
 
-def write_small(run: Path, step: int, keep: int = 3, pinned: tuple[int, ...] = ()) -> Path:
+def write_small(
+    run: Path,
+    step: int,
+    keep: int = 3,
+    pinned: tuple[int, ...] = (),
+    score: float | None = None,
+) -> Path:
     """Write a checkpoint in which every number is its step."""
 
     def save_model(folder: Path) -> None:
         save_file({"weight": torch.full((64,), float(step))}, folder / "model.safetensors")
 
     tensors = {"ema.weight": torch.full((64,), float(step))}
-    return write_checkpoint(run, step, save_model, tensors, {"position": step}, keep, pinned)
+    return write_checkpoint(run, step, save_model, tensors, {"position": step}, keep, pinned, score)
 
 
 def steps_of(run: Path) -> list[int]:
@@ -105,11 +112,11 @@ def test_latest_is_the_highest_step_and_not_the_last_name(tmp_path: Path) -> Non
 
 
 def test_newest_best_and_pinned_checkpoints_are_kept(tmp_path: Path) -> None:
-    write_small(tmp_path, 1)
-    mark_best(tmp_path, 1, 0.9)
-    for step in range(2, 8):
-        write_small(tmp_path, step, keep=2, pinned=(3,))
-    assert steps_of(tmp_path) == [1, 3, 6, 7]
+    scores = {1: 0.9, 2: 0.5, 4: 0.5, 6: 0.7}  # of equal scores, the first is the best
+    for step in range(1, 8):
+        write_small(tmp_path, step, keep=2, pinned=(3,), score=scores.get(step))
+    assert steps_of(tmp_path) == [2, 3, 6, 7]
+    assert read_best(tmp_path) == (2, 0.5)
     assert not list(tmp_path.glob(".*"))
 
 
@@ -126,7 +133,7 @@ def test_keeping_nothing_is_an_error(tmp_path: Path) -> None:
 
 def test_leftovers_of_a_kill_are_not_read_and_removed(tmp_path: Path) -> None:
     write_small(tmp_path, 1)
-    for name in (".step-00000002.partial", ".step-00000003.deleted"):
+    for name in (".calque-step-00000002.partial", ".calque-step-00000003.deleted"):
         (tmp_path / name / "inner").mkdir(parents=True)
     assert steps_of(tmp_path) == [1]
     write_small(tmp_path, 2)
@@ -135,12 +142,9 @@ def test_leftovers_of_a_kill_are_not_read_and_removed(tmp_path: Path) -> None:
 
 
 def test_kill_while_a_checkpoint_is_replaced_loses_nothing(tmp_path: Path) -> None:
-    write_small(tmp_path, 4).rename(tmp_path / ".step-00000004.replaced")
-    latest = find_latest(tmp_path)
-    assert latest is not None
-    assert assert_whole(latest) == 4
-    write_small(tmp_path, 5)
-    assert steps_of(tmp_path) == [4, 5]
+    write_small(tmp_path, 4).rename(tmp_path / ".calque-step-00000004.replaced")
+    with lock_folder(tmp_path):  # as every run does before it reads its folder
+        assert [assert_whole(folder) for folder in list_checkpoints(tmp_path)] == [4]
     assert not list(tmp_path.glob(".*"))
 
 
@@ -155,17 +159,18 @@ def test_rewritten_step_is_replaced_completely(tmp_path: Path) -> None:
 WRITER = """
 import os, sys
 from pathlib import Path
-from test_checkpoints import find_latest, mark_best, read_training_state, write_small
+from test_checkpoints import find_latest, lock_folder, read_training_state, write_small
 run = Path(sys.argv[1])
 for _ in sys.stdin:
     child = os.fork()
     if child == 0:
-        latest = find_latest(run)
-        step = read_training_state(latest)[1]["step"] if latest else 1
-        while True:
-            write_small(run, step, keep=2)  # rewrites the step it resumed from
-            mark_best(run, step, 1.0 / step)
-            step += 1
+        with lock_folder(run):
+            latest = find_latest(run)
+            step = read_training_state(latest)[1]["step"] if latest else 1
+            while True:
+                # rewrites the step it resumed from
+                write_small(run, step, keep=2, score=abs(step % 7 - 3.0))
+                step += 1
     print(child, flush=True)
     os.waitpid(child, 0)
     print("dead", flush=True)
@@ -190,11 +195,12 @@ def test_sigkill_leaves_complete_checkpoints_only(tmp_path: Path) -> None:
             time.sleep(moments.uniform(0.01, 0.2))
             os.kill(child, signal.SIGKILL)
             assert writer.stdout.readline() == "dead\n"
-            found = [assert_whole(folder) for folder in list_checkpoints(tmp_path)]
+            with lock_folder(tmp_path):
+                found = [assert_whole(folder) for folder in list_checkpoints(tmp_path)]
             assert max(found, default=0) >= reached, "a kill lost the newest checkpoint"
             reached = max(found, default=0)
             best = read_best(tmp_path)
-            assert best is None or best[0] in found
+            assert best is None or best == (3, 0.0) or reached < 3
         writer.stdin.close()
     assert reached > 1
 
@@ -252,83 +258,65 @@ def test_every_file_is_synced_before_the_rename(
     write_small(tmp_path, 1)
     at = synced.index("rename")
     files = {"model.safetensors", "training_state.json", "training_state.safetensors"}
-    assert set(synced[:at]) == files | {".step-00000001.partial"}
+    assert set(synced[:at]) == files | {".calque-step-00000001.partial"}
     assert synced[at + 1 :] == [tmp_path.name]
 
 
-def truncate(folder: Path) -> None:
-    file = folder / "training_state.safetensors"
+def shorten(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-7])
 
 
-def write_torch_save(folder: Path) -> None:
-    torch.save({"a": 1}, folder / "training_state.safetensors")
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 1
+    file.write_bytes(content)
 
 
-def shorten_json(folder: Path) -> None:
-    file = folder / "training_state.json"
-    file.write_text(file.read_text()[:20])
-
-
-def take_json_of_other_step(folder: Path) -> None:
-    other = write_small(folder.parent / "other", 2)
-    (other / "training_state.json").replace(folder / "training_state.json")
-
-
-def write_other_tensors(folder: Path) -> None:
-    file = folder / "training_state.safetensors"
-    save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, file, metadata={"step": "1"})
+def take_that_of_step_two(file: Path) -> None:
+    shutil.copyfile(file.parents[1] / "step-00000002" / file.name, file)
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (truncate, r"\.safetensors: the file is truncated or"),
-        (lambda f: (f / "training_state.safetensors").write_bytes(b""), "the file is truncated"),
-        (
-            lambda f: (f / "training_state.safetensors").write_bytes(pickle.dumps({"a": 1})),
-            r"\.safetensors: the file is a pickle, which can run code",
-        ),
-        (write_torch_save, r"\.safetensors: the file is a pickle, which can run code"),
-        (lambda f: (f / "training_state.safetensors").unlink(), r"\.safetensors: .* is missing"),
-        (lambda f: (f / "training_state.json").unlink(), r"\.json: the file is missing"),
-        (shorten_json, r"\.json: the file is not valid JSON"),
-        (lambda f: (f / "training_state.json").write_text("[]"), "not a JSON object"),
-        (take_json_of_other_step, r"\.json: the file does not belong"),
-        (write_other_tensors, r"\.json: the file does not belong"),
-        (lambda f: (f / "training_state.json").write_text("{}"), "the file does not belong"),
-    ],
+    "damage", [shorten, flip, take_that_of_step_two, Path.unlink, lambda file: file.write_text("")]
 )
-def test_damaged_checkpoint_is_an_error(tmp_path: Path, damage: Any, message: str) -> None:
-    folder = write_small(tmp_path, 1)
-    damage(folder)
-    with pytest.raises(InputError, match=message):
-        read_training_state(folder)
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "training_state.json", "training_state.safetensors"]
+)
+def test_damaged_checkpoint_is_an_error_that_names_an_intact_one(
+    tmp_path: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    for step in (3, 2, 4, 5):
+        write_small(tmp_path, step, keep=9, score=0.5)
+    flip(tmp_path / "step-00000004" / "model.safetensors")
+    damage(tmp_path / "step-00000005" / name)
+    fix = r"\(delete the folder step-00000005; --resume then uses step-00000003\)"
+    with pytest.raises(InputError, match=rf"step-00000005/{name}: .*{fix}"):
+        read_training_state(tmp_path / "step-00000005")
+    if name.endswith(".json"):
+        with pytest.raises(InputError, match=fix):
+            read_best(tmp_path)
 
 
-def test_best_checkpoint_is_recorded(tmp_path: Path) -> None:
-    assert read_best(tmp_path) is None
-    mark_best(tmp_path, 5, 0.25)
-    mark_best(tmp_path, 7, 0.5)
-    assert read_best(tmp_path) == (7, 0.5)
-    (tmp_path / "best.json").write_text('{"step": 7}')
-    with pytest.raises(InputError, match=r"best\.json"):
+def test_only_checkpoint_that_is_damaged_cannot_be_resumed(tmp_path: Path) -> None:
+    flip(write_small(tmp_path, 1) / "model.safetensors")
+    with pytest.raises(InputError, match="no other checkpoint is intact, so train again"):
+        read_training_state(tmp_path / "step-00000001")
+
+
+def test_checkpoint_of_an_older_version_is_an_error(tmp_path: Path) -> None:
+    state = write_small(tmp_path, 1) / "training_state.json"
+    state.write_text('{"format": 1, "step": 1, "n_tensors": 1, "scalars": {}}')
+    with pytest.raises(InputError, match="no checksum; another version of Calque wrote it"):
         read_best(tmp_path)
 
 
-def test_full_disk_keeps_the_best_that_was_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark_best(tmp_path, 1, 0.5)
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(InputError, match=r"best\.json.*space"):
-        mark_best(tmp_path, 2, 0.25)
-    assert [p.name for p in tmp_path.iterdir()] == ["best.json"]
-    assert read_best(tmp_path) == (1, 0.5)
+def test_pickle_is_named(tmp_path: Path) -> None:
+    torch.save({"a": 1}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="the file is a pickle, which can run code"):
+        average_weights([tmp_path])
+    (tmp_path / "model.safetensors").write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(InputError, match="the file is a pickle, which can run code"):
+        average_weights([tmp_path])
 
 
 # Averages
@@ -452,3 +440,6 @@ def test_last_regular_checkpoints_are_kept_and_averaged(
         )
     assert kept == [[10], [10, 20], [10, 20, 25], [10, 20, 30], [20, 30, 40], [30, 40, 45]]
     assert average.result(tmp_path)["w"].tolist() == pytest.approx([(30 + 40 + 45) / 3] * 2)
+    flip(tmp_path / "step-00000030" / "model.safetensors")
+    with pytest.raises(InputError, match=r"step-00000030/model\.safetensors: the file is damaged"):
+        average.result(tmp_path)

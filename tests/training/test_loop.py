@@ -38,6 +38,7 @@ from calque.objectives.masked_lm import MaskedLM
 from calque.tokens.prepare import TextSource, prepare_corpora
 from calque.training import loop
 from calque.training import run as run_module
+from calque.training.checkpoints import read_best
 from calque.training.loop import StopSignal, TrainResult, train
 from calque.training.recipe import Recipe
 from calque.training.run import Run
@@ -180,16 +181,53 @@ def test_signal_in_the_last_step_does_not_interrupt(
     assert (model / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_signals_request_a_stop(kind: signal.Signals) -> None:
-    before, stop = signal.getsignal(kind), StopSignal()
-    with stop.handled():
-        requested = [stop.requested]
-        for _ in range(2):
-            signal.raise_signal(kind)
-            requested.append(stop.requested)
-    assert requested == [False, True, True]
-    assert signal.getsignal(kind) is before
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_request_a_stop_and_reach_the_handlers_before(kind: signal.Signals) -> None:
+    """The command line remembers the signal for its exit code."""
+    seen, stop = list[int](), StopSignal()
+
+    def interrupt(number: int, frame: object) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    default = signal.signal(kind, interrupt)
+    try:
+        with stop.handled():
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(kind)  # nothing is done yet that could be saved
+            stop.defer()
+            requested = [stop.requested]
+            for _ in range(2):
+                signal.raise_signal(kind)
+                requested.append(stop.requested)
+        assert requested == [False, True, True]
+        assert seen == 3 * [kind]
+        assert signal.getsignal(kind) is interrupt
+    finally:
+        signal.signal(kind, default)
+
+
+def test_ignored_signal_stays_ignored() -> None:
+    """As with nohup."""
+    default, stop = signal.signal(signal.SIGHUP, signal.SIG_IGN), StopSignal()
+    try:
+        with stop.handled():
+            stop.defer()
+            signal.raise_signal(signal.SIGHUP)
+        assert not stop.requested
+    finally:
+        signal.signal(signal.SIGHUP, default)
+
+
+def test_signal_in_the_first_step_interrupts_it(
+    tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is saved: the step may wait for a compiler that has received the signal, too."""
+    do_at_step(monkeypatch, 1, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(tiny_recipe(), output=tmp_path, prepared=tiny_text)
+    assert type(caught.value) is KeyboardInterrupt
+    assert not list(tmp_path.glob("step-*"))
 
 
 def test_training_works_in_a_thread(
@@ -380,8 +418,8 @@ def test_diverged_run_saves_no_nan(
     with pytest.raises(InputError, match=r"is not finite at step \d"):
         train(recipe, output=tmp_path, prepared=tiny_text)
     assert all_finite(tmp_path)
-    best = tmp_path / "best.json"
-    assert not best.exists() or json.loads(best.read_text())["score"] < float("inf")
+    best = read_best(tmp_path)
+    assert best is None or best[1] < float("inf")
 
 
 # What a run leaves
@@ -456,7 +494,7 @@ def test_finished_model_has_the_best_weights(
     recipe = tiny_recipe(*changes, "checkpoints.every=3")
     interrupt_at(monkeypatch, 5, recipe, tiny_text, tmp_path)
     train(recipe, output=tmp_path, prepared=tiny_text, resume=True)
-    assert json.loads((tmp_path / "best.json").read_text()) == {"step": 4, "score": 4.5}
+    assert read_best(tmp_path) == (4, 4.5)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [
         "step-00000004",
         "step-00000008",
@@ -466,17 +504,75 @@ def test_finished_model_has_the_best_weights(
     assert all(torch.equal(model[name], best[name]) for name in model)
 
 
-def test_deleted_best_checkpoint_is_forgotten(
+@pytest.mark.slow
+def test_a_kill_at_any_moment_of_saving_does_not_change_the_finished_model(
+    tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best checkpoint replaces another; what is on the disk in between is resumed from."""
+    losses = {2: 5.0, 4: 4.0, 6: 4.5, 8: 4.2}
+
+    def fake(run: Run) -> dict[str, float]:
+        return {"loss/masked_lm": losses[run.step], "loss/translation_lm": 1.0}
+
+    monkeypatch.setattr(loop, "compute_validation_losses", fake)
+    changes = ("checkpoints.final=best", "checkpoints.every=2", "checkpoints.validate_every=2")
+    recipe = tiny_recipe(*changes, "checkpoints.keep=1")
+    straight, moments, is_saving = tmp_path / "straight", list[Path](), False
+
+    def copy_before(function: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **options: Any) -> Any:
+            if is_saving:
+                moments.append(tmp_path / f"killed-{len(moments)}")
+                copytree(straight, moments[-1])
+            return function(*args, **options)
+
+        return watched
+
+    def save(run: Run) -> None:
+        nonlocal is_saving
+        is_saving = run.step == 4
+        try:
+            save_run(run)
+        finally:
+            is_saving = False
+
+    save_run, copytree = Run.save, shutil.copytree
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "save", save)
+        for module, name in ((Path, "rename"), (shutil, "rmtree"), (os, "fsync"), (os, "unlink")):
+            patch.setattr(module, name, copy_before(getattr(module, name)))
+        train(recipe, output=straight, prepared=tiny_text)
+    steps = {tuple(path.name for path in sorted(run.glob("step-*"))) for run in moments}
+    assert steps == {
+        ("step-00000002",),
+        ("step-00000002", "step-00000004"),
+        ("step-00000004",),
+    }
+    seen = set[tuple[str, ...]]()
+    for run in moments:
+        files = tuple(sorted(str(path.relative_to(run)) for path in run.rglob("*")))
+        if files not in seen:
+            seen.add(files)
+            train(recipe, output=run, prepared=tiny_text, resume=True)
+            assert read_best(run) == (4, 4.5)
+            assert_same_run(straight, run, 8)
+            assert not list(run.glob(".*"))
+
+
+def test_damaged_checkpoint_is_an_error_until_it_is_deleted(
     tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path
 ) -> None:
-    """Its mark would remain, and its score may never be reached again."""
-    (tmp_path / "best.json").write_text('{"step": 1, "score": 0.1}')
-    recipe = tiny_recipe("checkpoints.final=best", "checkpoints.validate_every=2")
-    model = train(recipe, output=tmp_path, prepared=tiny_text).model
-    best = json.loads((tmp_path / "best.json").read_text())
-    assert best["score"] > 0.1
-    chosen = read_weights(tmp_path / f"step-{best['step']:08d}")
-    assert all(torch.equal(v, chosen[k]) for k, v in read_weights(model).items())
+    recipe = tiny_recipe("checkpoints.final=best", "checkpoints.every=2", "checkpoints.keep=9")
+    train(recipe, output=tmp_path / "whole", prepared=tiny_text)
+    run = tmp_path / "run"
+    shutil.copytree(tmp_path / "whole", run)
+    file = run / "step-00000008" / "config.json"
+    file.write_text(file.read_text().replace("0.1", "0.2"))
+    with pytest.raises(InputError, match=r"config\.json: .*delete the folder step-00000008; --res"):
+        train(recipe, output=run, prepared=tiny_text, resume=True)
+    shutil.rmtree(file.parent)
+    train(recipe, output=run, prepared=tiny_text, resume=True)
+    assert_same_run(tmp_path / "whole", run, 8)
 
 
 def test_one_objective_may_decide_which_is_best(
@@ -496,7 +592,7 @@ def test_one_objective_may_decide_which_is_best(
             f"checkpoints.best_by={change}",
         )
         train(recipe, output=tmp_path / name, prepared=tiny_text)
-        assert json.loads((tmp_path / name / "best.json").read_text())["step"] == best
+        assert (read_best(tmp_path / name) or ())[0] == best
 
 
 def test_best_by_one_objective_has_its_lowest_loss(
@@ -515,8 +611,7 @@ def test_best_by_one_objective_has_its_lowest_loss(
     losses = {row["step"]: row["loss/translation_lm"] for row in rows}
     assert list(losses) == list(range(1, 9))
     lowest = min(losses, key=lambda step: losses[step])
-    best = json.loads((tmp_path / "best.json").read_text())
-    assert best == {"step": lowest, "score": pytest.approx(0.5 * losses[lowest], rel=1e-4)}
+    assert read_best(tmp_path) == (lowest, pytest.approx(0.5 * losses[lowest], rel=1e-4))
     weights = read_weights(model)
     kept = read_weights(tmp_path / f"step-{lowest:08d}")
     assert all(torch.equal(weights[name], kept[name]) for name in weights)
@@ -540,7 +635,7 @@ def test_best_by_an_objective_without_validation_text_is_an_error(
         )
     assert not (tmp_path / "run").exists()
     train(tiny_recipe(*changes), output=tmp_path / "run", prepared=tiny_text)
-    assert json.loads((tmp_path / "run" / "best.json").read_text())["step"] == 2
+    assert (read_best(tmp_path / "run") or ())[0] == 2
 
 
 def test_finished_model_has_the_mean_of_the_last_checkpoints(

@@ -49,6 +49,7 @@ def run(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; user errors are one line on standard error."""
     from calque.cli.app import Stopped, build_app
     from calque.errors import printable
+    from calque.io.shards import StoppedByMainProcess
 
     try:
         code = _call(lambda: build_app()(arguments, prog_name="calque"))
@@ -58,8 +59,11 @@ def run(arguments: list[str] | None = None) -> int:
         code = 2
     except Stopped as stop:
         notes = "; ".join(stop.args) or "unfinished work was discarded"
-        print(f"calque: interrupted; {notes}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # of several processes, one says it
+            print(f"calque: interrupted; {notes}", file=sys.stderr)
         code = 128 + signal.SIGINT
+    except StoppedByMainProcess:
+        code = 2
     except BrokenPipeError:
         _silence_stdout()
         code = 1

@@ -208,7 +208,6 @@ def align(
     its blocks are in FILE.partial/. With --gold, links are written only with -o.
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
     from calque.cli.console import print_summary, progress_bar
-    from calque.io.shards import StoppedByMainProcess
     from calque.word_alignment.file_job import align_file, find_unfinished
 
     started = time.perf_counter()
@@ -248,8 +247,6 @@ def align(
                 device=device,
                 progress=progress,
             )
-    except StoppedByMainProcess:
-        raise typer.Exit(2) from None
     except KeyboardInterrupt:
         unfinished = None if output is None else find_unfinished(output)
         if unfinished is not None:

@@ -87,20 +87,15 @@ def train(
     from calque.training import loop
 
     started = time.perf_counter()
-    try:
-        with progress_bar() as progress, show_log():
-            result = loop.train(
-                recipe,
-                output=output,
-                settings=settings or (),
-                prepared=prepared,
-                resume=resume,
-                progress=progress,
-            )
-    except loop.Interrupted as stop:
-        if process_state().is_main_process:
-            print(f"calque: {stop}", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with progress_bar() as progress, show_log():
+        result = loop.train(
+            recipe,
+            output=output,
+            settings=settings or (),
+            prepared=prepared,
+            resume=resume,
+            progress=progress,
+        )
     if process_state().is_main_process:
         notes = [f"model after {result.step:,} steps"]
         notes.append(f"recipe, metrics and checkpoints in {result.folder}")

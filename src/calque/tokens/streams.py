@@ -6,7 +6,6 @@ batches r, r + n, r + 2n, … A position is three integers, so that a run resume
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from calque.io.processes import block_stop_signals, start_worker
 from calque.tokens.ragged import Ragged, batch_in_order, reorder
 from calque.tokens.sampling import BlockSampler, derive_seed
 
@@ -172,10 +172,11 @@ def load_batches(
         pin_memory=pin_memory,
         prefetch_factor=4 if n_workers else None,
         collate_fn=_identity,
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=_start_worker,
         generator=torch.Generator(),  # the loader draws a seed: not from the global generator
     )
-    return iter(loader)
+    with block_stop_signals():
+        return iter(loader)
 
 
 class _Shard(IterableDataset[tuple[StreamPosition, Any]]):
@@ -198,10 +199,8 @@ class _Shard(IterableDataset[tuple[StreamPosition, Any]]):
                 yield position, batch
 
 
-def _ignore_signals(worker: int) -> None:
-    """Ignore stop signals in workers: the main process may need more batches before it stops."""
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, signal.SIG_IGN)
+def _start_worker(worker: int) -> None:
+    start_worker()
 
 
 def _identity(item: BatchT) -> BatchT:

@@ -2,8 +2,8 @@
 
 A run folder contains `step-00000500/`, each with the files of the model (config.json,
 model.safetensors, tokenizer), `training_state.safetensors` (all tensors of the optimizer, the
-objectives and the averages) and `training_state.json` (step, stream positions, recipe hash, …).
-Nothing is pickled.
+objectives and the averages) and `training_state.json` (step, validation score, stream positions,
+recipe hash, … and the checksums of all files). Nothing is pickled.
 
     write_checkpoint(run, step, save_model, tensors, scalars, keep=3)     # on one process
     tensors, scalars = read_training_state(find_latest(run))              # on every process
@@ -11,10 +11,9 @@ Nothing is pickled.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +25,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from calque.errors import InputError
-from calque.io.files import write_atomically
-from calque.io.outputs import REPLACED, remove_folder, write_folder
+from calque.io.checksums import check_files, describe_files, format_record, read_record
+from calque.io.locks import remove_folder
+from calque.io.outputs import write_folder
 from calque.training.distributed import gather_tensor
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 STATE_TENSORS = "training_state.safetensors"
 STATE_SCALARS = "training_state.json"
 MODEL_TENSORS = "model.safetensors"
-BEST = "best.json"
-FORMAT = 1
+FORMAT = 2
 # Prefix of the averaged weights in a checkpoint.
 AVERAGE = "average."
 
@@ -51,25 +50,26 @@ def write_checkpoint(
     scalars: Mapping[str, Any],
     keep: int,
     pinned: Collection[int] = (),
+    score: float | None = None,
 ) -> Path:
     """Write one checkpoint completely or not at all, then delete all but the newest `keep`.
 
-    `save_model` writes the model into the folder it is given. The best checkpoint and the `pinned`
-    steps (which an average of the last checkpoints needs) are never deleted. Call it on one
-    process only.
+    `save_model` writes the model into the folder it is given, and `score` is the model's validation
+    loss. The best checkpoint and the `pinned` steps (which an average of the last checkpoints
+    needs) are never deleted. Call it on one process only.
     """
     if keep < 1:
         raise InputError(f"keep={keep} would delete every checkpoint", fix="keep at least 1")
 
     def fill(draft: Path) -> None:
         save_model(draft)
-        save_file(_without_shared_memory(tensors), draft / STATE_TENSORS, {"step": str(step)})
-        record = {"format": FORMAT, "step": step, "n_tensors": len(tensors)}
-        content = json.dumps({**record, "scalars": dict(scalars)}, indent=1)
-        (draft / STATE_SCALARS).write_text(content + "\n", encoding="utf-8")
+        save_file(_without_shared_memory(tensors), draft / STATE_TENSORS)
+        record = {"format": FORMAT, "step": step, "score": score, "scalars": dict(scalars)}
+        content = format_record({**record, "files": describe_files(draft)})
+        (draft / STATE_SCALARS).write_text(content, encoding="utf-8")
 
     folder = folder_of(run, step)
-    write_folder(folder, fill)
+    write_folder(folder, fill, fix="free some space; earlier checkpoints are intact")
     best = read_best(run)
     protected = {step, *pinned} | (set() if best is None else {best[0]})
     for older in list_checkpoints(run)[:-keep]:
@@ -79,17 +79,28 @@ def write_checkpoint(
 
 
 def read_training_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and scalars that `write_checkpoint` wrote; the scalars include `step`."""
-    record = _read_json(folder / STATE_SCALARS)
+    """Return the tensors and scalars that `write_checkpoint` wrote; the scalars include `step`.
+
+    All files of the checkpoint are verified, also those of the model.
+    """
+    record = verify_checkpoint(folder)
     with _open_tensors(folder / STATE_TENSORS) as file:
-        step = (file.metadata() or {}).get("step")
         tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
-    if (record.get("format"), record.get("n_tensors")) != (FORMAT, len(tensors)) or (
-        step != str(record.get("step"))
-    ):
-        problem = f"the file does not belong to the {STATE_TENSORS} beside it"
-        raise InputError(problem, file=folder / STATE_SCALARS, fix="resume from another checkpoint")
     return tensors, {**record["scalars"], "step": record["step"]}
+
+
+def verify_checkpoint(folder: Path, *, only_record: bool = False) -> dict[str, Any]:
+    """Verify the checksums of a checkpoint and return its record, the content of its JSON file.
+
+    Raises:
+        InputError: A file is damaged; the message says which checkpoint can be used instead.
+    """
+    try:
+        record = _read_record(folder)
+        check_files(folder, {} if only_record else record["files"])
+    except InputError as error:
+        raise InputError(error.problem, file=error.file, fix=_find_fix(folder)) from error
+    return record
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -103,17 +114,14 @@ def folder_of(run: Path, step: int) -> Path:
 
 def step_of(folder: Path) -> int | None:
     """Return the step in the name of a checkpoint's folder, or None for any other folder."""
-    match = re.fullmatch(rf"\.?step-(\d{{8,}})({re.escape(REPLACED)})?", folder.name)
+    match = re.fullmatch(r"step-(\d{8,})", folder.name)
     return int(match[1]) if match else None
 
 
 def list_checkpoints(run: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    # A kill while a checkpoint is replaced leaves the old one, complete, under another name.
-    replaced = {step_of(path): path for path in run.glob(f".step-*{REPLACED}")}
-    named = {step_of(path): path for path in run.glob("step-*") if path.is_dir()}
-    found = {step: path for step, path in (replaced | named).items() if step is not None}
-    return [found[step] for step in sorted(found)]
+    found = {step_of(path): path for path in run.glob("step-*") if path.is_dir()}
+    return [found[step] for step in sorted(step for step in found if step is not None)]
 
 
 def find_latest(run: Path) -> Path | None:
@@ -121,30 +129,14 @@ def find_latest(run: Path) -> Path | None:
     return next(reversed(list_checkpoints(run)), None)
 
 
-def mark_best(run: Path, step: int, score: float) -> None:
-    """Record which checkpoint is the best so far, after it was written."""
-    with write_atomically(run / BEST) as stream:
-        stream.write(json.dumps({"step": step, "score": score}) + "\n")
-
-
 def read_best(run: Path) -> tuple[int, float] | None:
-    """Return the step of the best checkpoint and its score, or None if none is marked."""
-    if not (run / BEST).exists():
-        return None
-    record = _read_json(run / BEST)
-    try:
-        return int(record["step"]), float(record["score"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            "the file contains no step and score", file=run / BEST, fix="delete it"
-        ) from error
-
-
-def clear_missing_best(run: Path) -> None:
-    """Delete the mark of a best checkpoint that no longer exists: no other could replace it."""
-    best = read_best(run)
-    if best is not None and best[0] not in map(step_of, list_checkpoints(run)):
-        (run / BEST).unlink()
+    """Return the step and the score of the checkpoint with the lowest score, or None."""
+    best: tuple[int, float] | None = None
+    for folder in list_checkpoints(run):
+        record = verify_checkpoint(folder, only_record=True)
+        if record["score"] is not None and (best is None or record["score"] < best[1]):
+            best = record["step"], record["score"]
+    return best
 
 
 def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
@@ -208,8 +200,10 @@ class WeightAverage:
         if self.settings.kind == "ema":
             weights = {name: gather_tensor(value) for name, value in self.ema.items()}
             return {name.removeprefix("model."): value for name, value in weights.items()}
-        steps = self._regular_steps(run)[-self.settings.last :]
-        return average_weights([folder_of(run, step) for step in steps])
+        folders = [folder_of(run, step) for step in self._regular_steps(run)[-self.settings.last :]]
+        for folder in folders:
+            verify_checkpoint(folder)
+        return average_weights(folders)
 
     def _regular_steps(self, run: Path) -> list[int]:
         """Return the steps of the regular checkpoints, without those of interruptions."""
@@ -274,15 +268,19 @@ def _open_tensors(file: Path) -> Iterator[Any]:
         ) from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(
-            "the file is missing", file=file, fix="pass a checkpoint's folder"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"the file is not valid JSON: {error}", file=file) from error
-    if not isinstance(record, dict):
-        raise InputError("the file is not a JSON object", file=file)
+def _read_record(folder: Path) -> dict[str, Any]:
+    record = read_record(folder / STATE_SCALARS)
+    if record.get("format") != FORMAT or record.get("step") != step_of(folder):
+        problem = "this is not the state of this checkpoint"
+        raise InputError(problem, file=folder / STATE_SCALARS)
     return record
+
+
+def _find_fix(damaged: Path) -> str:
+    """Return how a run continues without a damaged checkpoint."""
+    for folder in reversed(list_checkpoints(damaged.parent)):
+        with suppress(InputError):
+            if folder != damaged:
+                check_files(folder, _read_record(folder)["files"])
+                return f"delete the folder {damaged.name}; --resume then uses {folder.name}"
+    return "no other checkpoint is intact, so train again into another folder"

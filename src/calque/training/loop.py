@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import signal
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -17,12 +18,17 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from calque.errors import InputError
-from calque.io.files import check_writable_folder
+from calque.io.processes import STOP_SIGNALS
 from calque.tokens.prepare import is_prepared
 from calque.tokens.sampling import derive_seed
 from calque.training import checkpoints
 from calque.training.closed_form import fit_maps, is_closed_form
-from calque.training.distributed import average_metrics, gather_tensor, main_process_first
+from calque.training.distributed import (
+    average_metrics,
+    gather_tensor,
+    lock_folder,
+    main_process_first,
+)
 from calque.training.gap_probe import measure_gap, open_probe
 from calque.training.optimizer import set_learning_rate
 from calque.training.recipe_io import resolve_recipe
@@ -57,7 +63,11 @@ class TrainResult:
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was stopped by a signal, and its state was saved."""
+    """The run was stopped by a signal, and its state was saved; the note says where."""
+
+    def __init__(self, note: str) -> None:
+        super().__init__(note)
+        self.add_note(note)
 
 
 def train(
@@ -71,9 +81,9 @@ def train(
 ) -> TrainResult:
     """Train a model by a recipe, and write it as a plain Hugging Face folder.
 
-    SIGINT and SIGTERM stop training after the current step: a checkpoint is written, `Interrupted`
-    is raised, and the run can be resumed. Linear maps with the solver procrustes or least_squares
-    are computed in one pass, which cannot be resumed.
+    SIGINT, SIGTERM and SIGHUP stop training after the current step: a checkpoint is written,
+    `Interrupted` is raised, and the run can be resumed. Linear maps with the solver procrustes or
+    least_squares are computed in one pass, which cannot be resumed.
 
     Args:
         recipe: Name of a bundled recipe, a YAML file or a `Recipe`.
@@ -95,19 +105,29 @@ def train(
             "maps are computed in one pass, which cannot be resumed",
             fix="start again without --resume",
         )
-    _check_folder(folder, resume=resume)
-    if loaded.probe is not None:
-        loaded.probe.find_tests()  # missing files are reported before text is prepared
     text = folder / "text" if prepared is None else Path(prepared)
-    with main_process_first() as is_main:
-        # A resumed run uses the text it started with, even if its sources have changed.
-        if is_main and prepared is None and not (resume and is_prepared(text)):
-            check_text(loaded, base)
-            prepare_text(loaded, base, text, progress=progress)
-    if in_one_pass:
-        n_batches = fit_maps(loaded, text, folder, progress=progress)
-        return TrainResult(folder, folder / "model", n_batches, None)
-    run = Run(loaded, text, folder)
+    with ExitStack() as stack:
+        with main_process_first() as is_main:
+            if is_main:
+                stack.enter_context(lock_folder(folder))
+                _check_folder(folder, resume=resume)
+                if loaded.probe is not None:
+                    loaded.probe.find_tests()  # reported before text is prepared
+                # A resumed run uses the text it started with, even if its sources have changed.
+                if prepared is None and not (resume and is_prepared(text)):
+                    check_text(loaded, base)
+                    prepare_text(loaded, base, text, progress=progress)
+        if in_one_pass:
+            n_batches = fit_maps(loaded, text, folder, progress=progress)
+            return TrainResult(folder, folder / "model", n_batches, None)
+        return _train(loaded, text, folder, resume=resume, progress=progress)
+
+
+def _train(
+    recipe: Recipe, text: Path, folder: Path, *, resume: bool, progress: Progress | None
+) -> TrainResult:
+    """Train on prepared text, from the start or from the newest checkpoint."""
+    run = Run(recipe, text, folder)
     probe = open_probe(run)
     if resume:
         run.restore()
@@ -117,16 +137,16 @@ def train(
     with (
         Telemetry(
             folder if run.accelerator.is_main_process else None,
-            loaded.schedule.steps,
+            recipe.schedule.steps,
             start_step=run.step,
-            tensorboard=loaded.telemetry.tensorboard,
+            tensorboard=recipe.telemetry.tensorboard,
             progress=progress,
         ) as telemetry,
         stop.handled(),
     ):
         Trainer(run, telemetry, probe=probe, stop=stop).train()
         model = run.finish()
-    best = checkpoints.read_best(folder) if loaded.checkpoints.final == "best" else None
+    best = checkpoints.read_best(folder) if recipe.checkpoints.final == "best" else None
     return TrainResult(folder, model, run.step, best and best[1])
 
 
@@ -152,10 +172,18 @@ class Trainer:
         self._describe_run()
         if run.step == 0:
             self.probe_if_due()
+        if run.is_compiled and not run.is_finished:
+            self.telemetry.info("compiling the step; the first one takes about a minute")
+        first_step, started = run.step + 1, time.monotonic()
         loaders = run.open_loaders()
         try:
             while not run.is_finished:
                 metrics = self.take_step(loaders)
+                if run.step == first_step:
+                    self.stop.defer()
+                    if run.is_compiled:
+                        seconds = time.monotonic() - started
+                        self.telemetry.info(f"the first step took {seconds:.1f} s")
                 self.after_step(metrics)
         finally:
             loaders.clear()  # stops their workers even while an error refers to this frame
@@ -167,6 +195,7 @@ class Trainer:
         """
         run, n_micro = self.run, self.run.recipe.engine.accumulation
         step = run.step + 1
+        run.score = None
         learning_rate = set_learning_rate(run.optimizer, run.recipe, step)
         losses: dict[str, Tensor] = {}
         for micro in range(n_micro):
@@ -220,13 +249,14 @@ class Trainer:
             self.guard.check()
         if is_logged:
             self.log_step(metrics)
+        is_best = False
         if run.is_finished or run.step % recipe.checkpoints.validate_every == 0:
             with self.telemetry.paused():
-                self.validate()
+                is_best = self.validate()
         self.probe_if_due()
         is_stopping = not run.is_finished and self._is_stop_requested()
         is_due = run.is_finished or run.step % recipe.checkpoints.every == 0
-        if is_due or is_stopping or run.best_score is not None:
+        if is_due or is_stopping or is_best:
             self.guard.check()
             with self.telemetry.paused():
                 run.save()
@@ -240,20 +270,22 @@ class Trainer:
         n_tokens = round(mean.pop("") * run.accelerator.num_processes)
         self.telemetry.log_step(run.step, mean, n_tokens)
 
-    def validate(self) -> None:
-        """Log the validation losses; remember the score if it is the best so far."""
+    def validate(self) -> bool:
+        """Log the validation losses; return whether a best checkpoint must be saved."""
         run = self.run
         metrics = compute_validation_losses(run)
         if not metrics:
-            return
+            return False
         self.telemetry.log_validation(run.step, metrics)
         if run.recipe.checkpoints.final != "best":
-            return
+            return False
         weights = dict(zip(run.names, run.module.weights, strict=True))
         score = sum(weights[name] * metrics.get(f"loss/{name}", 0.0) for name in run.best_by)
+        if not math.isfinite(score):
+            return False
+        run.score = score
         best = checkpoints.read_best(run.folder)
-        if math.isfinite(score) and (best is None or score < best[1]):
-            run.best_score = score
+        return best is None or score < best[1]
 
     def probe_if_due(self) -> None:
         """Measure the transfer gap where the recipe asks for it, outside the training time."""
@@ -301,32 +333,50 @@ def compute_validation_losses(run: Run) -> dict[str, float]:
 
 
 class StopSignal:
-    """Stop cleanly after the current step on SIGINT or SIGTERM."""
+    """Stop cleanly after the current step on SIGINT, SIGTERM or SIGHUP.
+
+    Attributes:
+        requested: Whether a signal arrived that was deferred.
+        is_deferred: Whether signals are deferred until the end of the step.
+    """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = self.is_deferred = False
+        self._handlers: dict[signal.Signals, Any] = {}
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle the signals in the block; only the main thread of a process can."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        kinds = (signal.SIGINT, signal.SIGTERM)
-        before = {kind: signal.signal(kind, self._request) for kind in kinds}
+        """Restore the handling of signals at the end of the block."""
         try:
             yield
         finally:
-            for kind, handler in before.items():
+            for kind, handler in self._handlers.items():
                 signal.signal(kind, handler)
+
+    def defer(self) -> None:
+        """Defer signals from now on; only the main thread of a process can.
+
+        Call it after the first step: until then there is nothing to save, and the step may wait
+        for compilers that have received the signal, too.
+        """
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if self.is_deferred or not is_main_thread:
+            return
+        self.is_deferred = True
+        for kind in STOP_SIGNALS:
+            if signal.getsignal(kind) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                self._handlers[kind] = signal.signal(kind, self._request)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
+        handler = self._handlers[signal.Signals(number)]
+        if callable(handler):  # the command line remembers the signal for its exit code
+            with suppress(KeyboardInterrupt):
+                handler(number, frame)
 
 
 def _check_folder(folder: Path, *, resume: bool) -> None:
-    """Raise an InputError if a new run would mix with an older one, or none can be resumed."""
-    check_writable_folder(folder)
+    """Raise InputError if a new run would mix with an older one, or none can be resumed."""
     has_run = checkpoints.find_latest(folder) is not None
     if has_run and not resume:
         raise InputError(

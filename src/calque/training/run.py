@@ -72,7 +72,7 @@ class Run:
         step: Number of finished optimizer steps.
         positions: Position in the training stream of every objective.
         n_new_tokens: Tokens that this process has trained on since metrics were last logged.
-        best_score: Score of the current weights if it is the best so far and not saved yet.
+        score: Validation loss of the current weights, if it was computed and decides what is best.
     """
 
     def __init__(self, recipe: Recipe, text: Path, folder: Path) -> None:
@@ -111,7 +111,7 @@ class Run:
         )
         self.step, self.positions = 0, [StreamPosition() for _ in objectives]
         self.n_new_tokens = 0
-        self.best_score: float | None = None
+        self.score: float | None = None
         self.apply_freeze()
 
     @property
@@ -197,7 +197,6 @@ class Run:
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             self.folder.mkdir(parents=True, exist_ok=True)
-            checkpoints.clear_missing_best(self.folder)
             with write_atomically(self.folder / "recipe.yaml") as stream:
                 stream.write(self.recipe.to_yaml())
 
@@ -216,10 +215,8 @@ class Run:
                 scalars | record,
                 self.recipe.checkpoints.keep,
                 self.average.pinned(self.folder),
+                self.score,
             )
-            if self.best_score is not None:
-                checkpoints.mark_best(self.folder, self.step, self.best_score)
-        self.best_score = None
         self.accelerator.wait_for_everyone()
 
     def restore(self) -> None:
@@ -244,9 +241,10 @@ class Run:
         """Write the finished model with the last, the best or the averaged weights."""
         self.accelerator.wait_for_everyone()
         settings = self.recipe.checkpoints
-        best = checkpoints.read_best(self.folder)
-        if settings.final == "best" and best is not None:
+        best = checkpoints.read_best(self.folder) if settings.final == "best" else None
+        if best is not None:
             folder = checkpoints.folder_of(self.folder, best[0])
+            checkpoints.verify_checkpoint(folder)
             self.load_weights(checkpoints.average_weights([folder]))
         elif self.recipe.average.kind != "none":
             self.load_weights(self.average.result(self.folder))
