@@ -166,7 +166,7 @@ def test_a_valid_folder(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("xtreme/panx/dev-de.tsv", "Berlin\tB-LOC\nBonn\n", "dev-de.tsv, line 2: "),
         ("xtreme/panx/dev-de.tsv", "Berlin\tS-LOC\n", "dev-de.tsv, line 1: "),
         ("xtreme/xnli/dev-en.tsv", "a\tb\n", "dev-en.tsv, line 1: "),
-        ("xtreme/xquad/xquad.en.json", "{", "xquad.en.json, line 1: "),
+        ("xtreme/xquad/xquad.en.json", "{", "xquad.en.json: this is not"),
         ("tatoeba/tatoeba.deu-eng.eng", "Yes.\n", "tatoeba.deu-eng.deu: the file has 2 lines, but"),
         ("muse/en-de.5000-6500.txt", "cat\n", "5000-6500.txt, line 1: "),
         ("gold_alignments/en-de.gold", "0-7\n", "en-de.gold, line 1: "),

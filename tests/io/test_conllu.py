@@ -103,6 +103,11 @@ def test_tags_without_trees_are_read(place):
             "has the head _",
         ),
         (WORD + "\n" + "nul\0\n", 3, "NUL byte"),
+        (WORD.replace("1\t", "١\t", 1), 1, "not a valid word ID"),
+        (WORD.replace("1\t", "3-1\t", 1), 1, "'3-1' is not a valid word ID"),
+        (WORD.replace("1\t", "1-1\t", 1), 1, "'1-1' is not a valid word ID"),
+        (WORD.replace("1\t", f"1-{'9' * 5000}\t", 1), 1, "'1-999"),
+        (WORD.replace("1\t", "-\t", 1), 1, "'-' is not a valid word ID"),
     ],
 )
 def test_malformed_lines(place, text, line, problem):
@@ -147,6 +152,12 @@ def test_sentences_that_are_not_trees(
     with pytest.raises(InputError, match=problem) as caught:
         read_trees(path)
     assert (caught.value.file, caught.value.line) == (str(path), 4)
+
+
+def test_long_chains_are_checked_in_linear_time() -> None:
+    chain = (*range(2, 200_001), 0)  # every word depends on the next one
+    assert find_tree_error(chain) is None
+    assert find_tree_error((*chain[:-1], 100_000, 0)) == "has a cycle at word 100000"
 
 
 def test_an_empty_treebank_is_an_error(place: Callable[[str], Path]) -> None:

@@ -89,6 +89,25 @@ def test_control_characters_are_spaces(tmp_path: Path) -> None:
             "the rating 'many'",
         ),
         ("<items><item><text>a</text></item></items>", "the rating None is not a number"),
+        *(
+            (
+                f"<items><item><rating>{rating}</rating><text>a</text></item></items>",
+                f"the rating '{rating}' is not a number of stars",
+            )
+            for rating in ("nan", "inf", "1e999", "-1", "6")
+        ),
+        (
+            '<!DOCTYPE a [<!ENTITY b "bb"><!ENTITY c "&b;&b;">]>'
+            "<items><item><rating>5</rating><text>&c;</text></item></items>",
+            "document type declaration",
+        ),
+        (
+            "<items><item><rating>5</rating><text>&b;</text></item></items>",
+            "this is not XML: undefined entity",
+        ),
+        ('<?xml version="1.0" encoding="nope-8"?><items/>', "unknown encoding: nope-8"),
+        ('<?xml version="1.0" encoding="shift_jis"?><items/>', "multi-byte encodings"),
+        ("<a>" * 50_000, "this is not XML"),
         ("<items></items>", "the file has no reviews"),
         ("", "this is not XML"),
     ],

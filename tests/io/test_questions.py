@@ -72,6 +72,29 @@ def test_the_same_answer_counts_once(place: Callable[[Any], Path]) -> None:
         ([], "does not hold a JSON object"),
         ({}, "there is no valid 'data'"),
         ({"data": []}, "the file has no questions"),
+        ('{"data": [' + "9" * 5000 + "]}", "a number of 5000 digits"),
+        ('{"data": ["\\ud800"]}', "not valid UTF-8"),
+        ({"data": {}}, "there is no valid 'data'"),
+        ({"data": [3]}, r"no valid 'paragraphs' in data\[0\]"),
+        ({"data": [{"paragraphs": [None]}]}, r"no valid 'context' in data\[0\].paragraphs\[0\]"),
+        (wrap(3), "no valid 'answers'"),
+        (wrap({"id": True, "question": "?"}), "no valid 'id'"),
+        (wrap({"id": ["a"], "question": "?"}), "no valid 'id'"),
+        (wrap({"id": "a", "question": "?", "answers": {"text": "Paris"}}), "no valid 'answers'"),
+        (wrap({"id": "a", "question": "?", "answers": ["Paris"]}), "no valid 'text'"),
+        *(
+            (
+                wrap({"id": "a", "question": "?", "answers": [{"text": "P", "answer_start": k}]}),
+                problem,
+            )
+            for k, problem in (
+                (-19, "'P' is not at character -19"),
+                (10**19, f"'P' is not at character {10**19}"),
+                (False, "no valid 'answer_start'"),
+                ("0", "no valid 'answer_start'"),
+                (0.0, "no valid 'answer_start'"),
+            )
+        ),
         ({"data": [{}]}, r"no valid 'paragraphs' in data\[0\]"),
         (
             wrap({"id": "a", "answers": []}),

@@ -84,7 +84,7 @@ def test_an_incomplete_last_line(tmp_path: Path) -> None:
         (b'{"value": 1' + b"0" * 400 + b"}", "a number of 401 digits"),
         (DEEP.encode(), "nested too deeply"),
         (b'{"model": ' + DEEP.encode() + b"}", "nested too deeply"),
-        (rb'{"model": "\ud800"}', "not valid UTF-8"),
+        (rb'{"model": "\ud800"}', "the JSON is not valid UTF-8"),
         ({"seed": "1"}, 'seed is not a whole number: "1"'),
         ({"seed": True}, "seed is not a whole number: true"),
         ({"seed": 1.0}, "seed is not a whole number: 1.0"),

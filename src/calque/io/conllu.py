@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 N_COLUMNS = 10
 NUMBER = re.compile("[0-9]{1,9}")
+OTHER_ID = re.compile("([0-9]{1,9})([-.])([0-9]{1,9})")
 OUTSIDE = "O"
 NO_TAG = "_"
 RENAMED_TAGS = {"CONJ": "CCONJ"}  # version 1 of Universal Dependencies
@@ -113,11 +114,11 @@ def find_tree_error(heads: Sequence[int]) -> str | None:
         return f"has {n_roots} roots"
     reaches_root = {0}
     for word in range(1, len(heads) + 1):
-        path: list[int] = []
+        path: dict[int, int] = {}  # words on the way to the root, and their positions in it
         while word not in reaches_root:
             if word in path:
-                return f"has a cycle at word {min(path[path.index(word) :])}"
-            path.append(word)
+                return f"has a cycle at word {min(list(path)[path[word] :])}"
+            path[word] = len(path)
             word = heads[word - 1]
         reaches_root.update(path)
     return None
@@ -143,10 +144,9 @@ def _parse_word(columns: Sequence[str], path: PathLike, line: int) -> _Word:
 
 def _parse_other_id(name: str, path: PathLike, line: int) -> str:
     """Return "-" for the range of a multi-word token, 3-4, and "." for an empty node, 3.1."""
-    for sign in "-.":
-        first, found, last = name.partition(sign)
-        if found and first.isdecimal() and last.isdecimal():
-            return sign
+    found = OTHER_ID.fullmatch(name)
+    if found and (found[2] == "." or int(found[1]) < int(found[3])):
+        return found[2]
     raise InputError(
         f"{name!r} is not a valid word ID",
         file=display_name(path),

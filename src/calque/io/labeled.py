@@ -5,12 +5,12 @@ The reviews are those of Prettenhofer & Stein (2010): ratings above three stars 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 from calque.errors import InputError
@@ -20,7 +20,7 @@ from calque.io.xtreme import TaskFiles, check_data_folder
 # XNLI's machine-translated training files use another name for one label.
 RENAMED_LABELS = {"contradictory": "contradiction"}
 GOOD, BAD = "good", "bad"
-MIDDLE_RATING = 3.0
+MIDDLE_RATING, MAX_RATING = 3.0, 5
 # Control characters that XML forbids but some reviews contain.
 FORBIDDEN_BYTES = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 REVIEW_FOLDERS = ("cls-acl10-unprocessed", "cls", "amazon_reviews", "reviews")
@@ -95,9 +95,11 @@ def read_reviews(path: PathLike, dropped: Counter[str] | None = None) -> list[La
         try:
             stars = float(rating or "")
         except ValueError:
-            problem = f"the rating {rating!r} is not a number"
-            fix = "give every <item> a <rating> in stars"
-            raise InputError(problem, file=display_name(path), fix=fix) from None
+            stars = math.nan
+        if not 0 <= stars <= MAX_RATING:
+            problem = f"the rating {rating!r} is not a number of stars"
+            fix = f"give every <item> a <rating> from 0 to {MAX_RATING}"
+            raise InputError(problem, file=display_name(path), fix=fix)
         summary = (item.findtext("summary") or "").strip()
         whole = " ".join(f"{summary} {text or ''}".split())
         if stars == MIDDLE_RATING or not whole:
@@ -125,23 +127,49 @@ def find_reviews(data: Path) -> TaskFiles | None:
 
 
 def _read_items(path: PathLike) -> Iterator[ElementTree.Element]:
-    parser: Any = ElementTree.XMLPullParser(events=("end",))
+    builder = _ItemBuilder(path)
+    parser = ElementTree.XMLParser(target=builder)
+    line: int | None = None
     try:
         for chunk in read_chunks(path):
             parser.feed(FORBIDDEN_BYTES.sub(b" ", chunk))
-            yield from _take_items(parser)
+            yield from builder.take_items()
         parser.close()
-        yield from _take_items(parser)
+        return
     except ElementTree.ParseError as error:
-        line = error.position[0]
-        fix = "use well-formed XML"
-        raise InputError(
-            f"this is not XML: {error}", file=display_name(path), line=line, fix=fix
-        ) from error
+        problem, line = f"this is not XML: {error}", error.position[0]
+    except (LookupError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        problem = f"the encoding of the XML is not supported: {error}"
+    raise InputError(
+        problem, file=display_name(path), line=line, fix="use well-formed XML in UTF-8"
+    )
 
 
-def _take_items(parser: Any) -> Iterator[ElementTree.Element]:
-    for _, element in parser.read_events():
-        if element.tag == "item":
-            yield element
-            element.clear()
+class _ItemBuilder(ElementTree.TreeBuilder):
+    """Collects the elements <item>; refuses entities, which can expand to any size."""
+
+    def __init__(self, path: PathLike) -> None:
+        super().__init__()
+        self._path = path
+        self._items: list[ElementTree.Element] = []
+
+    def end(self, tag: str, /) -> ElementTree.Element:
+        """Receive the end of an element."""
+        element = super().end(tag)
+        if tag == "item":
+            self._items.append(element)
+        return element
+
+    def doctype(self, name: str, public: str | None, system: str | None) -> None:
+        """Receive a document type declaration, which alone can define entities."""
+        problem = "the file has a document type declaration"
+        raise InputError(problem, file=display_name(self._path), fix="remove <!DOCTYPE ...>")
+
+    def take_items(self) -> Iterator[ElementTree.Element]:
+        """Yield the items that are complete, and free their memory."""
+        for item in self._items:
+            yield item
+            item.clear()
+        self._items.clear()

@@ -50,10 +50,10 @@ class _Node:
     def __init__(self, value: Any, location: str, path: PathLike) -> None:
         self.value, self.location, self.path = value, location, path
 
-    def get(self, key: str, kind: type, default: Any = None) -> Any:
+    def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
         """Return the value of a key; raise InputError unless it has the given type."""
         found = self.value.get(key, default) if isinstance(self.value, dict) else None
-        if not isinstance(found, kind):
+        if not isinstance(found, kind) or isinstance(found, bool):
             raise self.error(f"there is no valid {key!r}")
         return found
 
@@ -78,7 +78,7 @@ def _read_all(root: _Node) -> Iterator[Question]:
                     if answer.get("text", str)
                 ]
                 yield Question(
-                    str(entry.get("id", (str, int))),  # type: ignore[arg-type]
+                    str(entry.get("id", (str, int))),
                     entry.get("question", str),
                     context,
                     tuple(dict.fromkeys(answers)),

@@ -179,10 +179,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _parse_record(line: bytes, required: Collection[str], path: Path, number: int) -> Record:
-    try:
-        record = parse_json(line, file=path, line=number)
-    except InputError as error:
-        raise InputError(error.problem, file=path, line=number, fix=FIX) from error
+    record = parse_json(line, file=path, line=number, fix=FIX)
     if not isinstance(record, dict):
         problem = "the line is not a JSON object"
     else:
