@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +41,26 @@ def test_training_pairs_in_both_directions(model: Seq2Seq, taught_pairs: Pairs) 
     english, german = ([pair[side] for pair in taught_pairs] for side in (0, 1))
     assert list(Translator(model, tgt_lang="de").translate(english)) == german
     assert list(Translator(model, tgt_lang="en").translate(german)) == english
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "problem"),
+    [
+        ("tokenizer_config.json", {"sep_token": None}, "the tokenizer has no sep token"),
+        ("generation_config.json", {"eos_token_id": "2"}, "eos_token_id is not one of the model"),
+        ("generation_config.json", {"eos_token_id": [2, 10**18]}, "eos_token_id is not one of"),
+        ("generation_config.json", {"pad_token_id": [[1]]}, "pad_token_id is not one of"),
+    ],
+)
+def test_invalid_special_tokens(
+    file: str, change: dict[str, Any], problem: str, translator_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(translator_folder, folder)
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | change))
+    with pytest.raises(InputError, match=problem):
+        Translator(folder, tgt_lang="de")
 
 
 def test_the_order_of_lines_does_not_depend_on_batches(

@@ -314,7 +314,7 @@ def load_seq2seq_model(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import EncoderDecoderModel
 
     config = load_seq2seq_config(folder)
-    generation = _read_generation_config(folder)
+    generation = _read_generation_config(folder, config.decoder.vocab_size)
     model, info = load_weights(
         EncoderDecoderModel, folder, config, dtype, generation_config=generation
     )
@@ -329,7 +329,7 @@ def load_seq2seq_model(folder: Path, dtype: torch.dtype) -> Any:
     return model
 
 
-def _read_generation_config(folder: Path) -> Any:
+def _read_generation_config(folder: Path, vocab_size: int) -> Any:
     """Return the settings of `generate`; None if they are not stored."""
     from transformers import GenerationConfig
 
@@ -337,6 +337,12 @@ def _read_generation_config(folder: Path) -> Any:
     if not path.exists():
         return None
     content = read_json(path, dict)
+    for name, value in content.items():
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        known = all(type(each) is int and 0 <= each < vocab_size for each in ids)
+        if name.endswith("_token_id") and not known:
+            problem = f"{name} is not one of the model's {vocab_size:,} tokens"
+            raise InputError(problem, file=path, fix="copy the model again")
     try:
         return GenerationConfig.from_dict(content)
     except Exception as error:

@@ -301,6 +301,10 @@ class Translator:
     ) -> None:
         check_search(beams, length_penalty, nbest)
         self.model: Seq2Seq = load_encoder(model, device, cls=Seq2Seq)
+        for role in ("cls", "sep", "pad"):
+            if getattr(self.model.tokenizer, f"{role}_token_id") is None:
+                problem, fix = f"the tokenizer has no {role} token", "copy the model again"
+                raise InputError(problem, file=self.model.folder, fix=fix)
         self.start_token = self.model.start_token(tgt_lang)
         directions = self.model.directions
         self.tgt_lang = tgt_lang or (directions[0][1] if directions else "")
