@@ -13,13 +13,16 @@ import shutil
 import struct
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
 
 import yaml
+import zstandard
 
 Mutation: TypeAlias = Callable[[bytes, Random], bytes]
 
@@ -306,11 +309,15 @@ STRUCTURED: dict[str, tuple[Mutation, ...]] = {
 OPEN_AND_CLOSE: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
     ".gz": (gzip.decompress, gzip.compress),
     ".xz": (lzma.decompress, lzma.compress),
+    ".zst": (zstandard.decompress, zstandard.compress),
 }
+BOMB_BYTES = 400 << 20
 
 
 def mutate_content(path: Path, content: bytes, rng: Random) -> tuple[str, bytes]:
     """Return the names of one or more mutations and what they make of the content of a file."""
+    if path.suffix in OPEN_AND_CLOSE and rng.random() < 0.02:
+        return "bomb", _make_bomb(path.suffix, rng.choice((b"a", b"\n", b"a ", b"\0")))
     if path.suffix in OPEN_AND_CLOSE and rng.random() < 0.5:
         decompress, compress = OPEN_AND_CLOSE[path.suffix]
         names, inner = mutate_content(path.with_suffix(""), decompress(content), rng)
@@ -355,6 +362,19 @@ def copy_tree(source: Path, target: Path, *, link: bool) -> None:
         shutil.copytree(source, target, copy_function=os.link if link else shutil.copy2)
     else:
         (os.link if link else shutil.copy2)(source, target)
+
+
+@cache
+def _make_bomb(suffix: str, piece: bytes) -> bytes:
+    """Return a small compressed file of one long line, or of very many lines."""
+    compressors: dict[str, Any] = {
+        ".gz": zlib.compressobj(1, wbits=31),
+        ".xz": lzma.LZMACompressor(preset=0),
+        ".zst": zstandard.ZstdCompressor(1).compressobj(),
+    }
+    part = piece * ((1 << 20) // len(piece))
+    parts = [compressors[suffix].compress(part) for _ in range(BOMB_BYTES // len(part))]
+    return b"".join([*parts, compressors[suffix].flush()])
 
 
 def _cut(content: bytes, rng: Random) -> tuple[int, int]:
