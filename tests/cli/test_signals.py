@@ -52,6 +52,19 @@ DEAF = """
             except KeyboardInterrupt:
                 pass
 """
+# Python waits for its workers at exit, and these ignore signals.
+WORKER = """
+    import multiprocessing
+    from calque.io.processes import start_worker
+
+    def work():
+        start_worker()
+        sleep()
+
+    worker = multiprocessing.get_context("fork").Process(target=work, daemon=True)
+    worker.start()
+    time.sleep(60)
+"""
 DISCARDED = "calque: interrupted; unfinished work was discarded\n"
 
 
@@ -80,7 +93,8 @@ def is_running(process: int) -> bool:
 
 @pytest.mark.parametrize(
     ("body", "line"),
-    [(SLEEP, DISCARDED), (NOTE, "calque: interrupted; two blocks are kept\n")],
+    [(SLEEP, DISCARDED), (WORKER, DISCARDED), (NOTE, "calque: interrupted; two blocks are kept\n")],
+    ids=["sleep", "worker", "note"],
 )
 @pytest.mark.parametrize("kind", STOP_SIGNALS, ids=lambda kind: str(kind.name))
 def test_a_signal_interrupts_the_command(

@@ -27,6 +27,7 @@ FIXES: dict[int | None, str] = {
 def main() -> None:
     """Run `calque` and exit: 2 for bad input, 128 + N when stopped by signal N."""
     from calque.cli.signals import StopSignals
+    from calque.io.processes import end_workers
 
     _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -42,6 +43,7 @@ def main() -> None:
     except KeyboardInterrupt:  # outside of a command, for example while modules are imported
         print("calque: interrupted", file=sys.stderr)
         code = 128 + signal.SIGINT
+    end_workers()
     sys.exit(code if signals.received is None else 128 + signals.received)
 
 

@@ -44,6 +44,8 @@ class StopSignals:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
             self.received = number
+            # What a library's destructors cannot clean up after an interruption is no news.
+            sys.unraisablehook = lambda _: None
             raise KeyboardInterrupt
 
 

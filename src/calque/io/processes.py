@@ -48,6 +48,16 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def end_workers() -> None:
+    """Kill worker processes that an error or a signal has left.
+
+    At its end, Python would send them SIGTERM, which they ignore, and wait for them.
+    """
+    module = sys.modules.get("multiprocessing")
+    for child in module.active_children() if module is not None else ():
+        child.kill()
+
+
 def kill_descendants() -> None:
     """Kill all child processes of this process and their children, as far as /proc lists them.
 
