@@ -22,12 +22,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calque.errors import InputError
+from calque.io import files
 from calque.io.files import (
     CHUNK_BYTES,
+    BadLine,
     SkippedLines,
     check_output_file,
     read_chunks,
     read_lines,
+    scan_lines,
     write_atomically,
 )
 
@@ -115,10 +118,64 @@ def test_first_and_last_lines(place, data, lines):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_line_longer_than_any_buffer(place, suffix):
+def test_a_line_longer_than_any_buffer(place, suffix, monkeypatch):
+    monkeypatch.setenv("CALQUE_MAX_LINE_BYTES", "100000000")
     long = "ü" * (5 * CHUNK_BYTES)
     path = place(PACK[suffix](f"a\n{long}\nb".encode()), f"long{suffix}")
     assert list(read_lines(path)) == ["a", long, "b"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(lines=st.lists(st.text("ab", max_size=12)), limit=st.integers(1, 12), size=st.integers(1, 9))
+def test_lines_longer_than_the_limit(place, monkeypatch, lines, limit, size):
+    monkeypatch.setenv("CALQUE_MAX_LINE_BYTES", str(limit))
+    monkeypatch.setattr(files, "CHUNK_BYTES", size)
+    found = list(scan_lines(place("".join(line + "\n" for line in lines).encode())))
+    reason = f"the line is longer than {limit} bytes"
+    expected = [line if len(line) <= limit else reason for line in lines]
+    assert [line.reason if isinstance(line, BadLine) else line for line in found] == expected
+
+
+def test_long_lines_name_the_limit_and_can_be_skipped(place):
+    path = place(b"a\n" + b"b" * 1_000_000 + b"\n" + b"c" * 1_000_001 + b"\nd\n")
+    error = read_error(path)
+    assert (error.line, error.problem) == (3, "the line is longer than 1,000,000 bytes")
+    assert "set CALQUE_MAX_LINE_BYTES" in error.fix
+    listed = io.StringIO()
+    kept = list(read_lines(path, SkippedLines(listed), blank_bad=True))
+    assert [len(line) for line in kept] == [1, 1_000_000, 0, 1]
+    number, reason, text = listed.getvalue().rstrip("\n").split("\t")
+    assert (number, reason, text) == ("3", error.problem, "c" * 100 + "…")
+
+
+@pytest.mark.parametrize("value", ["many", "-1", "0", "1.5"])
+def test_a_wrong_limit(place, monkeypatch, value):
+    monkeypatch.setenv("CALQUE_MAX_LINE_BYTES", value)
+    with pytest.raises(InputError, match=f"CALQUE_MAX_LINE_BYTES is {value} .set it to a number"):
+        list(read_lines(place(b"a\n")))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES[1:])
+def test_a_bomb_takes_little_memory(place, suffix):
+    """A line of 200 MiB, of which the file has less than 250 kB."""
+    path = place(PACK[suffix](b"a" * (10 * CHUNK_BYTES)) * 20, f"bomb{suffix}")
+    assert path.stat().st_size < 250_000
+    tracemalloc.start()
+    [line] = scan_lines(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert isinstance(line, BadLine)
+    assert peak < 50 * CHUNK_BYTES
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_bare_carriage_returns_are_refused(place, suffix):
+    for data in (b"one\rtwo\r", b"one\rtwo", b"a line\r" * 1_000_000):
+        error = read_error(place(PACK[suffix](data), f"mac{suffix}"))
+        assert error.problem == 'the lines end with "\\r" instead of "\\n"'
+        assert "mac2unix" in error.fix
+    assert list(read_lines(place(PACK[suffix](b"one\r"), f"one{suffix}"))) == ["one"]
+    assert list(read_lines(place(PACK[suffix](b"a\rb\n"), f"two{suffix}"))) == ["a\rb"]
 
 
 def test_characters_across_chunks(place):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -11,9 +12,9 @@ import pytest
 from calque.errors import InputError
 from calque.io.outputs import (
     MANIFEST,
-    read_array,
     read_model_folder,
     read_word_list,
+    write_folder,
     write_model_folder,
     write_word_list,
 )
@@ -41,15 +42,6 @@ def test_round_trip(model: Path) -> None:
         # printf abc | sha256sum
         "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
     }
-    assert read_array(model / "numbers.npy").tolist() == [0, 1, 2, 3, 4]
-    mapped = read_array(model / "numbers.npy", mapped=True)
-    assert isinstance(mapped, np.memmap) and mapped.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_pickles_are_not_read(tmp_path: Path) -> None:
-    np.save(tmp_path / "bad.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match="allow_pickle"):
-        read_array(tmp_path / "bad.npy")
 
 
 @pytest.mark.parametrize(
@@ -65,8 +57,16 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
             "text: the file is damaged: its checksum is wrong",
         ),
         (lambda m: (m / MANIFEST).unlink(), "has no manifest.json .*saved model"),
-        (lambda m: (m / MANIFEST).write_text("{"), "not the manifest of a model"),
-        (lambda m: (m / MANIFEST).write_text("[]"), "not the manifest of a model"),
+        (lambda m: (m / MANIFEST).write_text("{"), "this is not valid JSON"),
+        (lambda m: (m / MANIFEST).write_text("[]"), "does not hold a JSON object"),
+        (lambda m: (m / MANIFEST).write_text("{}"), "not the manifest of a model"),
+        (lambda m: (m / MANIFEST).write_text('{"files": ["text"]}'), "not the manifest"),
+        (
+            lambda m: (m / MANIFEST).write_text(
+                f'{{"format": "{FORMAT}", "files": {{"text": 3}}}}'
+            ),
+            "text: the file is damaged: its checksum is wrong",
+        ),
         (lambda m: (m / MANIFEST).write_text('{"files": {"../x": {}}}'), "outside its folder"),
         (
             lambda m: (m / MANIFEST).write_text('{"files": {}}'),
@@ -126,3 +126,70 @@ def test_word_lists_hold_any_characters(tmp_path: Path) -> None:
     write_word_list(tmp_path / "words.json", words)
     assert read_word_list(tmp_path / "words.json") == words
     assert json.loads((tmp_path / "words.json").read_bytes().decode("utf-8", "replace"))[0] == "ja"
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"{", b"\xff", b"7", b"[" * 100_000])
+def test_damaged_word_lists(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "words.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"words\.json: the file is not a list of words"):
+        read_word_list(tmp_path / "words.json")
+
+
+# Folders in general.
+
+
+def test_a_folder_is_replaced_at_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / "v1.5"
+    for name in ("old", "new"):
+
+        def write(draft: Path, name: str = name) -> None:
+            assert not folder.exists() or (folder / "old").exists()
+            (draft / name).touch()
+
+        write_folder(folder, write)
+    assert [path.name for path in folder.iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["v1.5"]
+
+
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+    def write(draft: Path) -> None:
+        (draft / "inner").mkdir(mode=0o700)
+        for path in (draft / "file", draft / "inner" / "file"):
+            path.touch(mode=0o600)  # as safetensors and tempfile do
+
+    write_folder(tmp_path / "written", write)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "file").touch()
+    for name in ("", "inner"):
+        assert (tmp_path / "written" / name).stat().st_mode == plain.stat().st_mode
+        file = tmp_path / "written" / name / "file"
+        assert file.stat().st_mode == (plain / "file").stat().st_mode
+
+
+def test_two_writers_of_a_folder(tmp_path: Path) -> None:
+    def write_again(draft: Path) -> None:
+        with pytest.raises(InputError, match=r"folder: process \d+ on .* is writing here"):
+            write_folder(tmp_path / "folder", fill)
+        write_folder(tmp_path / "folder.2", fill)  # another name is free, and leaves this one
+        fill(draft)
+
+    write_folder(tmp_path / "folder", write_again)
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "folder.2"}
+
+
+def test_a_full_disk_names_the_folder(tmp_path: Path) -> None:
+    def fail(draft: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(InputError, match=r"model: .*No space left on device \(free some space or"):
+        write_folder(tmp_path / "model", fail)
+    with pytest.raises(InputError, match=r"\(try again\)"):
+        write_folder(tmp_path / "model", fail, fix="try again")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_under_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"file/model: .*(Not a directory|File exists)"):
+        write_folder(tmp_path / "file" / "model", fill)

@@ -215,11 +215,33 @@ def test_line_numbers_across_blocks(read_error, monkeypatch):
     assert read_error(b"100 2\n" + b"\n".join([*lines[:70], b"bad", *lines[71:]])).line == 72
 
 
+@pytest.mark.parametrize("size", [16, 64, 1 << 18])
+def test_words_longer_than_the_limit(read, read_error, monkeypatch, size):
+    monkeypatch.setattr(word_vectors, "BLOCK_BYTES", size)
+    monkeypatch.setattr(word_vectors, "BINARY_BLOCK_BYTES", size)
+    monkeypatch.setattr("calque.io.files.CHUNK_BYTES", size)
+    monkeypatch.setenv("CALQUE_MAX_LINE_BYTES", "100")
+    skipped = SkippedLines()
+    for long in (b"x" * 200, b"x" * 20_000, b"x " * 300):
+        text = b"3 2\na 1 2\n" + long + b" 3 4\nb 5 6\n"
+        error = read_error(text)
+        assert (error.line, error.problem) == (3, "the line is longer than 100 bytes")
+        assert read(text, skip_bad=skipped) == (["a", "b"], [[1, 2], [5, 6]])
+    assert skipped.n_lines == 3
+    for n_bytes in (101, 20_000):
+        binary = b"2 1\na \0\0\0\0" + b"x" * n_bytes + b" \0\0\0\0"
+        assert read_error(binary).problem == "word 2 is longer than 100 bytes"
+
+
+def test_bare_carriage_returns(read_error):
+    assert 'end with "\\r"' in read_error(b"2 2\ra 1 2\rb 3 4\r").problem
+
+
 @given(st.lists(st.binary(max_size=20)), st.integers(1, 30))
 def test_blocks_contain_every_line_once(chunks, size):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(word_vectors, "BLOCK_BYTES", size)
-        blocks = list(cut_blocks(chunks))
+        blocks = list(cut_blocks(chunks, 1 << 20))
     assert all(block.endswith(b"\n") for block in blocks)
     assert b"".join(blocks).rstrip() == b"".join(chunks).rstrip()
 
@@ -241,7 +263,7 @@ def spell(parts: tuple[str, list[tuple[str, str]], str]) -> bytes:
 @example([b"a", b"b", b"c 1 2"])
 @example([b"a 1 2\x01", b"b 1\x0b2", b"c\x01 1 2", b"d 0\x011 2", b"\x0c 1 2"])
 def test_blocks_agree_with_single_lines(lines):
-    vectors, bad = parse_block(b"".join(line + b"\n" for line in lines), 2)
+    vectors, bad = parse_block(b"".join(line + b"\n" for line in lines), 2, 1 << 20)
     entries = {row: parse_line(line.rstrip(), 2) for row, line in enumerate(lines)}
     assert bad == {row: entry for row, entry in entries.items() if isinstance(entry, BadLine)}
     good = [entry for entry in entries.values() if not isinstance(entry, BadLine)]

@@ -1,6 +1,8 @@
 r"""Read and write text files: plain, .gz, .xz and .zst, streamed; output appears complete or not.
 
 A line ends at "\n" only (U+2028 and similar characters are text); one "\r" before it is removed.
+Longer lines than `CALQUE_MAX_LINE_BYTES` are invalid, so that a small compressed file cannot take
+all memory.
 The path "-" means standard input, compressed or not, or standard output.
 """
 
@@ -11,7 +13,6 @@ import gzip
 import io
 import lzma
 import os
-import secrets
 import shutil
 import sys
 import zlib
@@ -24,22 +25,25 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, TextIO, TypeAlias, cast, overload
 
 from calque.errors import InputError
+from calque.io.locks import PARTIAL, UNFINISHED, create_draft, remove_leftovers
 
 PathLike: TypeAlias = str | os.PathLike[str]
 SkipBad: TypeAlias = Callable[[int, str, str], None]  # line number, reason, text
 
 CHUNK_BYTES = 1 << 20
+MAX_LINE_BYTES, DEFAULT_MAX_LINE_BYTES = "CALQUE_MAX_LINE_BYTES", 1_000_000
+SHOWN_BYTES = 100  # of a line that is too long
 ZSTD_CHUNK_BYTES = 1 << 10  # one byte may decompress to 32 KiB
 BOM = b"\xef\xbb\xbf"
 MAGIC_BYTES = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}
 # Formats that are not supported: plain text under such a name would be misleading.
 UNSUPPORTED = frozenset({".bz2", ".lzma", ".lz4", ".7z", ".zip", ".tar", ".tgz"})
-PARTIAL_NAME = ".calque-*.partial"  # name of a file until it is complete
-# Files and folders being written, to be removed if the process must end at once.
-UNFINISHED: set[Path] = set()
+PARTIAL_NAME = f".calque-*{PARTIAL}"  # name of a file until it is complete
 NUL_BYTE = "the line contains a NUL byte"
 NUL_BYTE_FIX = "remove it, or convert the file from UTF-16 to UTF-8"
 UTF8_FIX = "convert the file to UTF-8, for example with iconv"
+BARE_CR = 'the lines end with "\\r" instead of "\\n"'
+BARE_CR_FIX = "convert the file, for example with mac2unix or tr '\\r' '\\n'"
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FIXES = {
     errno.ENOENT: "check the path",
@@ -102,8 +106,26 @@ def count_input_lines(path: PathLike, *, skip_bad: bool = False) -> int | None:
 
 
 def scan_lines(path: PathLike) -> Iterator[str | BadLine]:
-    """Yield the lines of a file, with a BadLine for each line that cannot be decoded."""
-    return chain.from_iterable(map(_decode_block, _line_blocks(read_chunks(path))))
+    """Yield the lines of a file, with a BadLine for each line that cannot be used."""
+    limit = max_line_bytes()
+    blocks = _line_blocks(read_chunks(path), limit, path)
+    return chain.from_iterable(_decode_block(block, limit) for block in blocks)
+
+
+def max_line_bytes() -> int:
+    """Return the maximum length of a line, which an environment variable can change."""
+    value = os.environ.get(MAX_LINE_BYTES, "")
+    if value and not (value.isascii() and value.isdigit() and int(value[:18]) > 0):
+        problem = f"{MAX_LINE_BYTES} is {value}"
+        raise InputError(problem, fix="set it to a number of bytes, such as 10000000")
+    return int(value[:18] or DEFAULT_MAX_LINE_BYTES)
+
+
+def describe_long_line(line: bytes, limit: int) -> BadLine:
+    """Return what is wrong with a line of more than `limit` bytes; only its start is shown."""
+    text = line[:SHOWN_BYTES].decode(errors="backslashreplace") + "…"
+    fix = f"split the line, or set {MAX_LINE_BYTES} to a larger number"
+    return BadLine(f"the line is longer than {limit:,} bytes", fix, text)
 
 
 def report_bad_line(bad: BadLine, path: PathLike, number: int, skip_bad: SkipBad | None) -> None:
@@ -111,6 +133,12 @@ def report_bad_line(bad: BadLine, path: PathLike, number: int, skip_bad: SkipBad
     if skip_bad is None:
         raise InputError(bad.reason, file=display_name(path), line=number, fix=bad.fix)
     skip_bad(number, bad.reason, bad.text)
+
+
+def check_line_ends(only_line: bytes, path: PathLike) -> None:
+    r"""Raise InputError if "\r" ends the lines of a file, which then seems to have only one."""
+    if b"\r" in only_line[:-1]:
+        raise InputError(BARE_CR, file=display_name(path), fix=BARE_CR_FIX)
 
 
 def display_name(path: PathLike) -> str:
@@ -181,8 +209,7 @@ def check_writable_folder(folder: Path) -> None:
 
 def remove_partial_files(folder: Path) -> None:
     """Remove incomplete files that a killed process left in a folder with a single writer."""
-    for leftover in folder.glob(PARTIAL_NAME):
-        leftover.unlink()
+    remove_leftovers(folder)
 
 
 def remove_unfinished() -> None:
@@ -203,31 +230,61 @@ def sync_path(path: Path) -> None:
         os.close(handle)
 
 
-def _line_blocks(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield blocks that end at line ends, so that each can be decoded on its own."""
-    pending = [next(chunks, b"").removeprefix(BOM)]
-    for chunk in chain([pending.pop()], chunks):
+def _line_blocks(chunks: Iterator[bytes], limit: int, path: PathLike) -> Iterator[bytes]:
+    """Yield blocks that end at line ends, so that each can be decoded on its own.
+
+    Of a line that is longer than the limit, the rest is skipped.
+    """
+    pending, n_pending = [b""], 0
+    is_first, is_skipped = True, False
+    for chunk in chain([next(chunks, b"").removeprefix(BOM)], chunks):
+        if is_skipped:
+            _, newline, chunk = chunk.partition(b"\n")
+            is_skipped = not newline
         head, newline, tail = chunk.rpartition(b"\n")
         if newline:
             yield b"".join([*pending, head])
-            pending = []
+            pending, n_pending, is_first = [], 0, False
+        if is_skipped:
+            continue
         pending.append(tail)
-    if rest := b"".join(pending):
+        n_pending += len(tail)
+        if n_pending > limit:
+            long = b"".join(pending)[: limit + 1]
+            if is_first:
+                check_line_ends(long, path)
+            yield long
+            pending, n_pending, is_first, is_skipped = [], 0, False, True
+    rest = b"".join(pending)
+    if is_first:
+        check_line_ends(rest, path)
+    if rest:
         yield rest
 
 
-def _decode_block(block: bytes) -> list[str] | list[str | BadLine]:
+def _decode_block(block: bytes, limit: int) -> list[str] | list[str | BadLine]:
     try:
-        text = block.decode()
+        text = "\0" if _has_long_line(block, limit) else block.decode()
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        return [_decode_line(line) for line in block.split(b"\n")]
+        return [_decode_line(line, limit) for line in block.split(b"\n")]
     lines = text.split("\n")
     return [line.removesuffix("\r") for line in lines] if "\r" in text else lines
 
 
-def _decode_line(line: bytes) -> str | BadLine:
+def _has_long_line(block: bytes, limit: int) -> bool:
+    """Return whether a line has more than `limit` bytes: at a multiple of it there is one."""
+    for position in range(limit, len(block), limit):
+        start, end = block.rfind(b"\n", 0, position) + 1, block.find(b"\n", position)
+        if (len(block) if end < 0 else end) - start > limit:
+            return True
+    return False
+
+
+def _decode_line(line: bytes, limit: int) -> str | BadLine:
+    if len(line) > limit:
+        return describe_long_line(line, limit)
     text = line.decode(errors="backslashreplace").removesuffix("\r")
     if b"\0" in line:
         return BadLine(NUL_BYTE, NUL_BYTE_FIX, text)
@@ -243,7 +300,7 @@ def read_chunks(path: PathLike) -> Iterator[bytes]:
         with _open_bytes(path) as raw:
             compression = _detect_compression(raw, path)
             yield from _decompress(raw, compression)
-    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, MemoryError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         problem = f"damaged or truncated {compression} data: {error}"
         raise InputError(
             problem, file=display_name(path), fix="fetch or compress it again"
@@ -336,9 +393,10 @@ def _destination(path: PathLike) -> AbstractContextManager[BinaryIO]:
     _check_suffix(path)
     is_special = os.path.exists(path) and not os.path.isfile(path)
     target = Path(os.path.realpath(path))
-    beside = target.with_name(PARTIAL_NAME.replace("*", secrets.token_hex(4)))
     try:
-        return open(path, "wb") if is_special else _replace_at_end(open(beside, "xb"), target)
+        if is_special:
+            return open(path, "wb")
+        return _rename_at_end(create_draft(target.parent), target)
     except OSError as error:
         raise _explain(error, path) from error
 
@@ -351,20 +409,20 @@ def _standard_output() -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _replace_at_end(raw: io.BufferedWriter, target: Path) -> Iterator[BinaryIO]:
-    UNFINISHED.add(Path(raw.name))
+def _rename_at_end(draft: BinaryIO, target: Path) -> Iterator[BinaryIO]:
+    UNFINISHED.add(Path(draft.name))
     try:
-        with raw:
-            yield raw
-            raw.flush()
-            os.fsync(raw.fileno())
-        os.replace(raw.name, target)
+        with draft:
+            yield draft
+            draft.flush()
+            os.fsync(draft.fileno())
+            os.replace(draft.name, target)  # while it is locked: else it looks like a leftover
         sync_path(target.parent)
     except BaseException:
-        Path(raw.name).unlink(missing_ok=True)
+        Path(draft.name).unlink(missing_ok=True)
         raise
     finally:
-        UNFINISHED.discard(Path(raw.name))
+        UNFINISHED.discard(Path(draft.name))
 
 
 def _compress(raw: BinaryIO, suffix: str) -> AbstractContextManager[BinaryIO]:

@@ -8,82 +8,77 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError
 
 from calque.errors import InputError
-from calque.io.files import UNFINISHED, sync_path
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from calque.io.files import sync_path
+from calque.io.locks import (
+    PARTIAL,
+    REPLACED,
+    UNFINISHED,
+    hidden_path,
+    lock_output,
+    remove_folder,
+)
+from calque.io.structured import read_json
 
 MANIFEST = "manifest.json"
-# Hidden siblings of a folder: being written, moved aside for its replacement, being removed.
-PARTIAL, REPLACED, DELETED = ".partial", ".replaced", ".deleted"
+FIX = "free some space or choose another folder"
+AGAIN = "copy or train the model again"
 
 
-def write_folder(final: Path, fill: Callable[[Path], object]) -> None:
-    """Call `fill` to write a new folder, which is renamed to `final` when it is complete.
+def write_folder(folder: Path, fill: Callable[[Path], object], *, fix: str = FIX) -> None:
+    """Call `fill` to write a new folder, which is renamed to `folder` when it is complete.
 
-    An existing folder of that name is replaced in the end.
+    An existing folder of that name is replaced in the end. Files and folders get the permissions
+    that the umask allows, also those of libraries that allow less.
+
+    Args:
+        folder: The folder.
+        fill: Called with an empty folder.
+        fix: What users can do if the folder cannot be written.
     """
-    draft = _hidden_sibling(final, PARTIAL)
+    final = Path(os.path.realpath(folder))
+    draft = hidden_path(final, PARTIAL)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(final.parent)
-        shutil.rmtree(draft, ignore_errors=True)
-        UNFINISHED.add(draft)
-        draft.mkdir()
-        fill(draft)
-        for path in (*draft.rglob("*"), draft):
-            sync_path(path)
-        _publish(draft, final)
+        with lock_output(final):
+            UNFINISHED.add(draft)
+            try:
+                draft.mkdir()
+                fill(draft)
+                _set_permissions(draft)
+                for path in (*draft.rglob("*"), draft):
+                    sync_path(path)
+                _publish(draft, final)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+                UNFINISHED.discard(draft)
     except (OSError, SafetensorError) as error:
-        fix = "free some space or choose another folder; earlier checkpoints are intact"
-        raise InputError(f"the folder cannot be written: {error}", file=final, fix=fix) from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-        UNFINISHED.discard(draft)
+        raise InputError(f"the folder cannot be written: {error}", file=folder, fix=fix) from error
 
 
-def remove_folder(folder: Path) -> None:
-    """Remove a folder; it is hidden first, so that a crash never leaves half of it visible."""
-    hidden = folder
-    if folder.suffix not in (PARTIAL, DELETED):
-        hidden = _hidden_sibling(folder, DELETED)
-        shutil.rmtree(hidden, ignore_errors=True)
-        folder.rename(hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
+def _set_permissions(folder: Path) -> None:
+    mode = folder.stat().st_mode  # what the umask allows
+    for path in folder.rglob("*"):
+        path.chmod(mode if path.is_dir() else mode & 0o666)
 
 
 def _publish(draft: Path, final: Path) -> None:
     """Rename a complete folder to its final name; an older one is moved aside, then removed."""
-    aside = _hidden_sibling(final, REPLACED)
+    aside = hidden_path(final, REPLACED)
     if final.exists():
         final.rename(aside)
     draft.rename(final)
     sync_path(final.parent)
     if aside.exists():
-        remove_folder(aside)
-
-
-def _remove_leftovers(run: Path) -> None:
-    """Remove what a killed process left, and restore a checkpoint that it had moved aside."""
-    for leftover in run.glob(".step-*.*"):
-        final = run / leftover.stem.removeprefix(".")
-        if leftover.suffix == REPLACED and not final.exists():
-            leftover.rename(final)
-        else:
-            remove_folder(leftover)
-
-
-def _hidden_sibling(folder: Path, suffix: str) -> Path:
-    return folder.with_name(f".{folder.stem.removeprefix('.')}{suffix}")
+        remove_folder(aside, final)
 
 
 def write_model_folder(
@@ -115,17 +110,16 @@ def read_model_folder(folder: Path, format: str) -> dict[str, Any]:
     if manifest.get("format") != format:
         found = manifest.get("format") or "another kind of model"
         raise InputError(f"the folder holds {found} instead of {format}", file=folder)
-    again = "copy or train the model again"
     for name, expected in manifest["files"].items():
         path = folder / name
         if not path.is_file():
-            raise InputError("the file is missing", file=path, fix=again)
+            raise InputError("the file is missing", file=path, fix=AGAIN)
         found = _describe(path)
         if found != expected:
             detail = "its checksum is wrong"
-            if found["bytes"] != expected["bytes"]:
-                detail = f"it has {found['bytes']:,} bytes instead of {expected['bytes']:,}"
-            raise InputError(f"the file is damaged: {detail}", file=path, fix=again)
+            if isinstance(expected, dict) and found["bytes"] != expected.get("bytes"):
+                detail = f"it has {found['bytes']} bytes instead of {expected.get('bytes')}"
+            raise InputError(f"the file is damaged: {detail}", file=path, fix=AGAIN)
     return manifest
 
 
@@ -145,15 +139,13 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         problem = f"the folder has no {MANIFEST}" if folder.is_dir() else "no such folder"
         raise InputError(problem, file=folder, fix="pass the folder of a saved model")
-    fix = "copy or train the model again"
-    try:
-        manifest = json.loads(path.read_bytes())
-        names = list(manifest["files"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError("the file is not the manifest of a model", file=path, fix=fix) from error
-    if any(Path(name).name != name for name in names):
-        raise InputError("the manifest names files outside its folder", file=path, fix=fix)
-    return dict(manifest)
+    manifest = read_json(path, dict, fix=AGAIN)
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        raise InputError("the file is not the manifest of a model", file=path, fix=AGAIN)
+    if any(Path(name).name != name for name in files):
+        raise InputError("the manifest names files outside its folder", file=path, fix=AGAIN)
+    return manifest
 
 
 def _describe(path: Path) -> dict[str, Any]:
@@ -170,14 +162,12 @@ def write_word_list(path: Path, words: list[str]) -> None:
 
 def read_word_list(path: Path) -> list[str]:
     """Read words that `write_word_list` wrote."""
-    words: list[str] = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
+    try:
+        words: list[str] = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
+        "".join(words)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError("the file is not a list of words", file=path, fix=AGAIN) from error
     return words
-
-
-def read_array(path: Path, *, mapped: bool = False) -> npt.NDArray[Any]:
-    """Read a NumPy array, or map it into memory if it may be too large to be read."""
-    array: npt.NDArray[Any] = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
-    return array
 
 
 def fingerprint(folder: Path) -> str:

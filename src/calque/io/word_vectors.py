@@ -33,7 +33,10 @@ from calque.io.files import (
     BadLine,
     PathLike,
     SkipBad,
+    check_line_ends,
+    describe_long_line,
     display_name,
+    max_line_bytes,
     read_chunks,
     read_lines,
     report_bad_line,
@@ -227,9 +230,12 @@ def write_word_counts(
 def _read_text(
     path: PathLike, chunks: Iterable[bytes], skip_bad: SkipBad | None
 ) -> Iterator[VectorBlock]:
-    blocks = cut_blocks(chunks)
+    limit = max_line_bytes()
+    blocks = cut_blocks(chunks, limit)
     first = next(blocks, b"").removeprefix(BOM)
     line, _, rest = first.partition(b"\n")
+    if not rest:
+        check_line_ends(line, path)
     header = Header.parse(line)
     n_numbers = header.n_numbers if header else count_numbers(line)
     if n_numbers == 0:
@@ -238,8 +244,8 @@ def _read_text(
     np.empty(WARM_UP_BYTES, dtype=np.uint8)
     n_lines = n_header_lines = int(header is not None)
     for block in filter(None, chain([rest if header else first], blocks)):
-        vectors, bad = parse_block(block, n_numbers)
-        for row, bad_line in bad.items():
+        vectors, bad = parse_block(block, n_numbers, limit)
+        for row, bad_line in sorted(bad.items()):
             report_bad_line(bad_line, path, n_lines + row + 1, skip_bad)
         n_lines += len(vectors.words) + len(bad)
         yield vectors
@@ -247,8 +253,11 @@ def _read_text(
         header.check(n_lines - n_header_lines, path)
 
 
-def cut_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield blocks of whole lines; blank lines at the end of the file are dropped."""
+def cut_blocks(chunks: Iterable[bytes], limit: int) -> Iterator[bytes]:
+    """Yield blocks of whole lines; blank lines at the end of the file are dropped.
+
+    A part of a line may be missing if it is longer than `limit` bytes, and stays so.
+    """
     pending: list[bytes] = []
     n_pending = 0
     for chunk in chunks:
@@ -257,6 +266,8 @@ def cut_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
             if n_pending + len(piece) >= BLOCK_BYTES and (end := piece.rfind(b"\n") + 1):
                 yield b"".join([*pending, piece[:end]])
                 pending, n_pending, piece = [], 0, piece[end:]
+            elif n_pending > BLOCK_BYTES + limit:
+                continue
             pending.append(piece)
             n_pending += len(piece)
     if rest := b"".join(pending).rstrip():
@@ -276,14 +287,18 @@ def count_numbers(line: bytes) -> int:
     return len(fields)
 
 
-def parse_block(block: bytes, n_numbers: int) -> tuple[VectorBlock, dict[int, BadLine]]:
+def parse_block(block: bytes, n_numbers: int, limit: int) -> tuple[VectorBlock, dict[int, BadLine]]:
     """Parse a block of whole lines; return the good ones, and the bad ones by line number."""
     lines = _Lines.of(block)
+    is_long = lines.lengths > limit
     n_fields = np.diff(lines.ends)
-    complete = np.flatnonzero(n_fields > n_numbers)
+    complete = np.flatnonzero((n_fields > n_numbers) & ~is_long)
     vectors, doubtful = _parse_complete(lines, complete, n_numbers)
-    short = np.flatnonzero(n_fields <= n_numbers)
-    bad: dict[int, BadLine] = {}
+    bad = {
+        line: describe_long_line(lines.get(line), limit)
+        for line in np.flatnonzero(is_long).tolist()
+    }
+    short = np.flatnonzero((n_fields <= n_numbers) & ~is_long)
     for line in sorted([*short.tolist(), *complete[sorted(doubtful)].tolist()]):
         entry = parse_line(lines.get(line), n_numbers)
         if isinstance(entry, BadLine):
@@ -317,6 +332,11 @@ class _Lines:
             lines = [line.rstrip() for line in block.split(b"\n")]
             return _Lines.of(b"\n".join(lines))
         return _Lines(found, blanks, ends)
+
+    @property
+    def lengths(self) -> IntArray:
+        lengths: IntArray = np.diff(self.delimiters.positions[self.blanks[self.ends]]) - 1
+        return lengths
 
     def get(self, line: int) -> bytes:
         start, end = self.delimiters.positions[self.blanks[self.ends[line : line + 2]]].tolist()
@@ -418,10 +438,15 @@ def _read_binary(
     path: PathLike, header: Header, chunks: Iterable[bytes], skip_bad: SkipBad | None
 ) -> Iterator[VectorBlock]:
     n_read, n_bytes, pending = 0, header.n_numbers * FLOAT.itemsize, b""
+    limit = max_line_bytes()
     for data in _gather(chunks, max(BINARY_BLOCK_BYTES, n_bytes)):
         data = pending + data
         words, rows, end = cut_entries(data, n_bytes)
         pending = data[end:]
+        for row, n_word in enumerate([*map(len, words), len(pending) - n_bytes - 1]):
+            if n_word > limit:
+                problem = f"word {n_read + row + 1} is longer than {limit:,} bytes"
+                raise InputError(problem, file=display_name(path), fix=DOWNLOAD)
         matrix = np.frombuffer(b"".join(rows), FLOAT).reshape(len(rows), header.n_numbers)
         yield _keep_good(path, words, matrix.astype(np.float32, copy=False), n_read, skip_bad)
         n_read += len(words)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calque.io.outputs import read_array, read_word_list, write_word_list
+from calque.io.outputs import read_word_list, write_word_list
+from calque.io.structured import read_array
 from calque.word_alignment.numbered_text import UNKNOWN, NumberedPairs, NumberedText, WordNumbering
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from calque.errors import InputError, MissingExtra
-from calque.io.outputs import read_array
+from calque.io.structured import read_array
 from calque.word_alignment.counts import LinkLexicon
 from calque.word_alignment.numbered_text import (
     NumberedPairs,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calque.io.outputs import read_array
+from calque.io.structured import read_array
 from calque.tokens.ragged import ranges
 from calque.types import Links
 

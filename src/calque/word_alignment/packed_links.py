@@ -12,7 +12,7 @@ import torch
 
 from calque.algorithms.symmetrize import SYMMETRIZATIONS
 from calque.io.links import parse_links
-from calque.io.outputs import read_array
+from calque.io.structured import read_array
 from calque.types import Links
 from calque.word_alignment.numbered_text import SplitPairs, to_offsets
 from calque.word_alignment.protocol import AlignedBlock, AlignReport
