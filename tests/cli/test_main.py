@@ -76,6 +76,11 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "Error:" in capsys.readouterr().err
 
 
+NO_MEMORY = (
+    "error: there is not enough memory (use smaller batches, a smaller model or a shorter input)"
+)
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -85,6 +90,14 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
             "error: a.txt, line 3: bad (mend it)",
         ),
         (KeyboardInterrupt(), 130, "interrupted; unfinished work was discarded"),
+        (
+            FileNotFoundError(2, "No such file or directory", "x\n.json"),
+            2,
+            "error: x\\n.json: no such file or directory (check the path)",
+        ),
+        (MemoryError(), 2, NO_MEMORY),
+        (RuntimeError("[enforce fail] can't allocate memory: you tried"), 2, NO_MEMORY),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), 2, NO_MEMORY),
     ],
 )
 def test_errors_are_one_line(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import sys
 import warnings
@@ -22,6 +23,8 @@ FIXES: dict[int | None, str] = {
     errno.ELOOP: "a symbolic link leads to itself",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
+# PyTorch's errors for the CPU and for GPUs.
+OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 
 
 def main() -> None:
@@ -70,12 +73,19 @@ def run(arguments: list[str] | None = None) -> int:
         _silence_stdout()
         code = 1
     except OSError as error:
-        if error.errno not in FIXES:
+        if error.filename is None and error.errno not in FIXES:
             raise
         _silence_stdout()
         place = printable(error.filename or "standard output or a temporary file")
         problem = (error.strerror or str(error)).lower()
-        print(f"calque: error: {place}: {problem} ({FIXES[error.errno]})", file=sys.stderr)
+        fix = FIXES.get(error.errno, "check the path")
+        print(f"calque: error: {place}: {problem} ({fix})", file=sys.stderr)
+        code = 2
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(str(error)):
+            raise
+        fix = "use smaller batches, a smaller model or a shorter input"
+        print(f"calque: error: there is not enough memory ({fix})", file=sys.stderr)
         code = 2
     return code
 
