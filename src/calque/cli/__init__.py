@@ -75,7 +75,8 @@ def run(arguments: list[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None and error.errno not in FIXES:
             raise
-        _silence_stdout()
+        if error.filename is None:
+            _silence_stdout()
         place = printable(error.filename or "standard output or a temporary file")
         problem = (error.strerror or str(error)).lower()
         fix = FIXES.get(error.errno, "check the path")
