@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from calque.tokens.prepare import (
     read_held_out_pairs,
     read_vector_blocks,
     train_tokenizer_on_sources,
+    verify_prepared,
 )
 from calque.tokens.ragged import Ragged
 from calque.tokens.store import TokenStore, VectorStore
@@ -41,12 +43,15 @@ RULES = CleaningRules()
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
+from types import SimpleNamespace
 from calque.tokens import prepare as preparation
 from calque.io.cleaning import CleaningRules
 
 class Saved(list):  # transformers takes seconds to import
+    backend_tokenizer = SimpleNamespace(to_str=lambda pretty: "")
+
     def save_pretrained(self, folder):
-        shutil.copytree(tokenizer, folder)
+        shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
 
 def die(stage, done, total):
     if stage.startswith("preparing en-ja") and done > 4:
@@ -272,7 +277,7 @@ def test_an_interrupted_change_is_not_taken_for_the_old_text(
 ) -> None:
     """The first corpus has its new stores; its description is missing or already written."""
     whole, _ = preparation_.run(sources)
-    write = preparation._write_json
+    write = preparation._write_record
 
     def interrupt(path: Path, content: dict[str, Any]) -> None:
         if n_written:
@@ -280,9 +285,12 @@ def test_an_interrupted_change_is_not_taken_for_the_old_text(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_write_json", interrupt)
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr(preparation, "_write_record", interrupt)
+        with pytest.raises(KeyboardInterrupt) as caught:
             preparation_.run(sources, rules=CleaningRules(max_chars=40))
+    assert caught.value.__notes__ == [
+        "0 of 2 corpora are complete; the same command prepares the others"
+    ]
     with pytest.raises(InputError, match="not a folder of prepared text"):
         open_prepared(preparation_.folder)
     again, written = preparation_.run(sources)
@@ -320,6 +328,39 @@ def test_an_invalid_prepared_folder_raises(tmp_path: Path, content: str | None) 
     with pytest.raises(InputError, match="not a folder of prepared text") as caught:
         open_prepared(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["prepared.json", "tokenizer/tokenizer.json", "*/corpus.json", "*/side0.ids.npy"],
+)
+def test_any_changed_byte_is_found_and_the_text_is_prepared_again(
+    name: str, preparation_: Preparation, sources: list[TextSource]
+) -> None:
+    corpora, _ = preparation_.run(sources)
+    verify_prepared(preparation_.folder)
+    before = files_of(preparation_.folder)
+    path = next(preparation_.folder.glob(name))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=rf"{path.name}: .*\(run `calque prepare`\)$"):
+        verify_prepared(preparation_.folder)
+    assert preparation_.run(sources)[0] == corpora
+    assert files_of(preparation_.folder) == before
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_one_line(
+    preparation_: Preparation, sources: list[TextSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "_encode_block", kill_this_process)
+    with pytest.raises(InputError, match=r"perhaps for lack of memory \(use fewer --workers\)"):
+        preparation_.run(sources, n_workers=2)
+
+
+def kill_this_process(block: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_tokenizer_is_trained_on_all_languages_without_held_out_text(
@@ -400,9 +441,7 @@ def test_links_are_stored_with_their_pairs(
     assert open_prepared(preparation_.folder) == [corpus]
 
 
-def test_changed_links_are_read_again_and_old_folders_can_be_read(
-    preparation_: Preparation, tmp_path: Path
-) -> None:
+def test_changed_links_are_read_again(preparation_: Preparation, tmp_path: Path) -> None:
     source = write_linked(tmp_path)
     plain = replace(source, links=None)
     assert source.name != plain.name
@@ -414,11 +453,6 @@ def test_changed_links_are_read_again_and_old_folders_can_be_read(
     (again, _), written = preparation_.run([source, plain])
     assert source.name in written
     assert again.fingerprint != corpus.fingerprint
-    # Older folders have no such key.
-    file = preparation_.folder / plain.name / "corpus.json"
-    content = json.loads(file.read_text("utf-8"))
-    del content["linked"]
-    file.write_text(json.dumps(content), "utf-8")
     assert [corpus.linked for corpus in open_prepared(preparation_.folder)] == [True, False]
 
 
@@ -490,12 +524,7 @@ def test_only_changed_vectors_are_read_again(preparation_: Preparation, tmp_path
     assert written == {source.name, shorter.name}
     rows = VectorStore.open(preparation_.folder / again.name / "vectors").rows
     assert rows[0].tolist() == [0.25, 0.5]
-    # Older folders have no such key.
-    file = preparation_.folder / short.name / "corpus.json"
-    content = json.loads(file.read_text("utf-8"))
-    del content["dimensions"]
-    file.write_text(json.dumps(content), "utf-8")
-    assert [corpus.dimensions for corpus in open_prepared(preparation_.folder)] == [2, 0]
+    assert [corpus.dimensions for corpus in open_prepared(preparation_.folder)] == [2, 2]
 
 
 def test_invalid_vectors_raise_and_leave_no_stores(

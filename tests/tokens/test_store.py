@@ -95,15 +95,44 @@ def shorten(path: Path) -> None:
     np.save(path, np.load(path)[:-1])
 
 
+def change_type(path: Path) -> None:
+    np.save(path, np.load(path).astype(np.int32))
+
+
+def add_dimension(path: Path) -> None:
+    np.save(path, np.load(path)[None])
+
+
 @pytest.mark.parametrize("file", ["text.ids.npy", "text.offsets.npy"])
-@pytest.mark.parametrize("damage", [cut, empty, make_pickle, shorten, Path.unlink])
+@pytest.mark.parametrize(
+    "damage", [cut, empty, make_pickle, shorten, change_type, add_dimension, Path.unlink]
+)
 def test_damage_is_reported_in_one_line(tmp_path: Path, file: str, damage: object) -> None:
     write(tmp_path / "text", [[1, 2], [3]])
     damage(tmp_path / file)  # type: ignore[operator]
     with pytest.raises(InputError, match="prepare the text again") as caught:
         TokenStore.open(tmp_path / "text")
-    assert str(caught.value).startswith(f"{tmp_path / 'text'}: ")
+    assert str(caught.value).startswith(f"{tmp_path / 'text'}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("offsets", [[0, 3, 2, 4], [1, 2, 3, 4], [-1, 2, 3, 4], [0, 2, 3, 5], []])
+def test_offsets_that_do_not_fit_the_ids_are_reported(
+    offsets: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calque.tokens.store.CHECKED_AT_ONCE", 2)
+    write(tmp_path / "text", [[1, 2], [3], [4]])
+    TokenStore.open(tmp_path / "text")
+    np.save(tmp_path / "text.offsets.npy", np.array(offsets, dtype=np.int64))
+    with pytest.raises(InputError, match="offsets and ids do not match"):
+        TokenStore.open(tmp_path / "text")
+
+
+def test_ids_beyond_the_vocabulary_are_reported(tmp_path: Path) -> None:
+    write(tmp_path / "text", [[1, 9]])
+    assert len(TokenStore.open(tmp_path / "text", vocab_size=10)) == 1
+    with pytest.raises(InputError, match=r"ids\.npy: an id is beyond the vocabulary of 9"):
+        TokenStore.open(tmp_path / "text", vocab_size=9)
 
 
 def test_a_store_is_pickled_as_its_path(tmp_path: Path) -> None:

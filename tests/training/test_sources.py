@@ -14,6 +14,7 @@ import calque
 from calque.errors import InputError
 from calque.tokens.prepare import TextSource
 from calque.tokens.tokenizer import load_tokenizer
+from calque.training.distributed import lock_folder
 from calque.training.recipe import DataSection, Recipe, SourceSection
 from calque.training.sources import (
     check_text,
@@ -171,6 +172,19 @@ def test_tokenizer_is_trained_again_when_its_settings_change(
     assert is_trained("data.cleaning.max_chars=18")
     assert not is_trained(f"tokenizer.path={tiny_folder}")
     assert is_trained()
+    file = tmp_path / "text" / "tokenizer" / "tokenizer.json"
+    before = file.read_bytes()
+    file.write_bytes(before.replace(b"is", b"si"))
+    assert is_trained()
+    assert file.read_bytes() == before
+
+
+def test_text_that_another_process_prepares_is_an_error(
+    tiny_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    write_sources(tmp_path)
+    with lock_folder(tmp_path / "text"), pytest.raises(InputError, match=r"text: process \d+ on"):
+        prepare_text(tiny_recipe(SOURCE), tmp_path, tmp_path / "text", n_workers=1)
 
 
 def test_partial_tokenizer_is_not_left(
@@ -190,7 +204,7 @@ def test_partial_tokenizer_is_not_left(
         patch.setattr(PreTrainedTokenizerFast, "save_pretrained", run_out_of_space)
         with pytest.raises(InputError, match=r"tokenizer: .*cannot be written: File too"):
             prepare_text(recipe, tmp_path, tmp_path / "text", n_workers=1)
-    assert list((tmp_path / "text").iterdir()) == []
+    assert not (tmp_path / "text").exists()
     assert prepare_text(recipe, tmp_path, tmp_path / "text", n_workers=1)
 
 

@@ -2,8 +2,8 @@
 
 A prepared folder has a subfolder per corpus (`sideK.ids.npy`, `sideK.offsets.npy`, `corpus.json`),
 the tokenizer, and `prepared.json`, which lists the corpora. Bitext with links has three more stores
-(`words0`, `words1`, `links`); words with vectors have `vectors.npy`. Text is processed in blocks,
-so that memory use is constant.
+(`words0`, `words1`, `links`); words with vectors have `vectors.npy`. The JSON files have the
+checksums of the others. Text is processed in blocks, so that memory use is constant.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import hashlib
 import json
 import multiprocessing
 import os
-import signal
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -25,8 +26,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from calque.errors import InputError
+from calque.errors import InputError, first_line
 from calque.io.bitext import read_bitext, read_sentences
+from calque.io.checksums import check_files, describe_files, format_record, read_record
 from calque.io.cleaning import (
     CleaningReport,
     CleaningRules,
@@ -35,6 +37,8 @@ from calque.io.cleaning import (
     normalize_text,
 )
 from calque.io.files import PathLike, read_lines, remove_partial_files, write_atomically
+from calque.io.outputs import write_folder
+from calque.io.processes import block_stop_signals, start_worker
 from calque.io.word_vectors import VectorBlock, iterate_vectors
 from calque.tokens.linked import STORES, encode_linked, read_linked
 from calque.tokens.ragged import Ragged, reorder
@@ -53,6 +57,8 @@ if TYPE_CHECKING:
 
 BLOCK = 4096
 INDEX, CORPUS = "prepared.json", "corpus.json"
+TOKENIZER, TOKENIZER_RECIPE = "tokenizer", "tokenizer_recipe.json"
+PREPARE = "run `calque prepare`"
 Example = tuple[str, ...]
 Work: TypeAlias = Callable[[list[Example]], list[Ragged]]
 Encode: TypeAlias = Callable[[Iterator[list[Example]], Work], Iterator[list[Ragged]]]
@@ -91,7 +97,8 @@ class TextSource:
 class PreparedCorpus:
     """The description of a tokenized corpus in `corpus.json`.
 
-    `dimensions` is the size of the vectors of a corpus of words, and 0 for text.
+    `dimensions` is the size of the vectors of a corpus of words, and 0 for text. `files` are the
+    sizes and checksums of the stores.
     """
 
     name: str
@@ -103,6 +110,7 @@ class PreparedCorpus:
     cleaning: dict[str, Any] = field(default_factory=dict)
     linked: bool = False
     dimensions: int = 0
+    files: dict[str, Any] = field(default_factory=dict)
 
 
 class HeldOutPairs:
@@ -167,20 +175,61 @@ def prepare_corpora(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INDEX).unlink(missing_ok=True)  # written again when all corpora are complete
     held_out = held_out or HeldOutPairs()
-    tokenizer.save_pretrained(folder / "tokenizer")
-    stamp = hashlib.sha256((folder / "tokenizer" / "tokenizer.json").read_bytes())
+    save_tokenizer(tokenizer, folder / TOKENIZER)
+    stamp = hashlib.sha256((folder / TOKENIZER / "tokenizer.json").read_bytes())
     stamp.update(repr(rules).encode() + held_out.digest())
-    prepared = []
-    with _start_encoder(folder / "tokenizer", n_workers) as encode:
-        for source in sources:
-            fingerprint = _fingerprint(source, stamp.hexdigest())
-            corpus = _find_prepared(folder / source.name, fingerprint, source.weight)
-            if corpus is None:
-                writer = _CorpusWriter(source, folder, len(tokenizer), encode, progress)
-                corpus = writer.write(fingerprint, rules, held_out)
-            prepared.append(corpus)
-    _write_json(folder / INDEX, {"corpora": [corpus.name for corpus in prepared]})
+    prepared: list[PreparedCorpus] = []
+    try:
+        with _start_encoder(folder / TOKENIZER, n_workers) as encode:
+            for source in sources:
+                fingerprint = _fingerprint(source, stamp.hexdigest())
+                corpus = _find_prepared(folder / source.name, fingerprint, source.weight)
+                if corpus is None:
+                    writer = _CorpusWriter(source, folder, len(tokenizer), encode, progress)
+                    corpus = writer.write(fingerprint, rules, held_out)
+                prepared.append(corpus)
+    except KeyboardInterrupt as interruption:
+        complete = f"{len(prepared)} of {len(sources)} corpora are complete"
+        interruption.add_note(f"{complete}; the same command prepares the others")
+        raise
+    index = {"corpora": [corpus.name for corpus in prepared]}
+    _write_record(folder / INDEX, index | {"tokenizer": describe_files(folder / TOKENIZER)})
     return prepared
+
+
+def save_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, folder: Path, recipe: Mapping[str, Any] | None = None
+) -> None:
+    """Write a tokenizer completely or not at all, unless the folder has it.
+
+    `recipe` is what a trained tokenizer depends on, to notice when that changes.
+    """
+    content = tokenizer.backend_tokenizer.to_str(pretty=True)
+    file = folder / "tokenizer.json"
+    if recipe is None and file.is_file() and file.read_bytes() == content.encode():
+        return
+
+    def write(draft: Path) -> None:
+        try:
+            tokenizer.save_pretrained(draft)
+        except Exception as error:  # the tokenizers library raises nothing more precise
+            problem = f"the tokenizer cannot be written: {first_line(error)}"
+            raise InputError(problem, file=folder, fix="free some disk space") from error
+        if recipe is not None:
+            record = format_record({"recipe": recipe, "files": describe_files(draft)})
+            (draft / TOKENIZER_RECIPE).write_text(record, encoding="utf-8")
+
+    write_folder(folder, write)
+
+
+def is_trained_by(folder: Path, recipe: Mapping[str, Any]) -> bool:
+    """Return whether a folder has an intact tokenizer that was trained with this recipe."""
+    try:
+        record = read_record(folder / TOKENIZER_RECIPE)
+        check_files(folder, record["files"])
+    except InputError:
+        return False
+    return bool(record["recipe"] == recipe)
 
 
 def is_prepared(folder: Path) -> bool:
@@ -191,14 +240,21 @@ def is_prepared(folder: Path) -> bool:
 def open_prepared(folder: Path) -> list[PreparedCorpus]:
     """Return the corpora of a prepared folder."""
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = read_record(folder / INDEX)
         return [_read_corpus(folder / name) for name in index["corpora"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"this is not a folder of prepared text: {error}",
-            file=folder,
-            fix="run `calque prepare`",
-        ) from error
+    except (InputError, KeyError, TypeError) as error:
+        problem = f"this is not a folder of prepared text: {error}"
+        raise InputError(problem, file=folder, fix=PREPARE) from error
+
+
+def verify_prepared(folder: Path, progress: Progress | None = None) -> None:
+    """Raise InputError if a file of a prepared folder is damaged; all of them are read."""
+    corpora = open_prepared(folder)
+    check_files(folder / TOKENIZER, read_record(folder / INDEX)["tokenizer"], fix=PREPARE)
+    for number, corpus in enumerate(corpora, start=1):
+        check_files(folder / corpus.name, corpus.files, fix=PREPARE)
+        if progress is not None:
+            progress("verifying the text", number, len(corpora))
 
 
 def _fingerprint(source: TextSource, stamp: str) -> str:
@@ -210,29 +266,30 @@ def _fingerprint(source: TextSource, stamp: str) -> str:
 
 
 def _find_prepared(folder: Path, fingerprint: str, weight: float) -> PreparedCorpus | None:
-    """Return a corpus that was prepared before, with the new weight."""
-    if not (folder / CORPUS).exists():
+    """Return an intact corpus that was prepared before, with the new weight."""
+    try:
+        corpus = _read_corpus(folder)
+        check_files(folder, corpus.files)
+    except InputError:
         return None
-    corpus = _read_corpus(folder)
     if corpus.fingerprint != fingerprint:
         return None
     if corpus.weight != weight:
         corpus = replace(corpus, weight=weight)
-        _write_json(folder / CORPUS, asdict(corpus))
+        _write_record(folder / CORPUS, asdict(corpus))
     return corpus
 
 
 def _read_corpus(folder: Path) -> PreparedCorpus:
-    content = json.loads((folder / CORPUS).read_text(encoding="utf-8"))
+    content = read_record(folder / CORPUS)
     content["languages"] = tuple(content["languages"])
     content["n_tokens"] = tuple(content["n_tokens"])
     return PreparedCorpus(**content)
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def _write_record(path: Path, content: Mapping[str, Any]) -> None:
     with write_atomically(path) as stream:
-        json.dump(content, stream, indent=1, ensure_ascii=False)
-        stream.write("\n")
+        stream.write(format_record(content))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +320,10 @@ class _CorpusWriter:
             weight=self.source.weight,
             fingerprint=fingerprint,
             linked=self.source.links is not None,
+            files=describe_files(self.folder),
             **stored,
         )
-        _write_json(self.folder / CORPUS, asdict(corpus))
+        _write_record(self.folder / CORPUS, asdict(corpus))
         return corpus
 
     def _write_text(self, rules: CleaningRules, held_out: HeldOutPairs) -> dict[str, Any]:
@@ -300,7 +358,7 @@ class _CorpusWriter:
     def _write_vectors(self) -> dict[str, Any]:
         """Write words, each encoded as a sentence of its own, with their vectors."""
         report, path = CleaningReport(), self.source.paths[0]
-        words = WordFilter.of(self.prepared_folder / "tokenizer" / "tokenizer.json", report)
+        words = WordFilter.of(self.prepared_folder / TOKENIZER / "tokenizer.json", report)
         blocks = read_vector_blocks(path, self.source.max_words)
         first = next(blocks, None)
         if first is None:
@@ -385,28 +443,37 @@ def _start_encoder(tokenizer: Path, n_workers: int) -> Iterator[Encode]:
             _WORKER.clear()
         return
     context = multiprocessing.get_context("spawn")
-    with context.Pool(n_workers, _start_worker, (tokenizer,)) as pool:
-        yield lambda blocks, work: _map_in_order(pool, blocks, work, 4 * n_workers)
+    executor = ProcessPoolExecutor(n_workers, context, _start_worker, (tokenizer,))
+    try:
+        yield lambda blocks, work: _map_in_order(executor, blocks, work, 4 * n_workers)
+    except BrokenProcessPool as error:
+        raise InputError(
+            "a process that tokenizes has ended, perhaps for lack of memory",
+            fix="use fewer --workers",
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 def _map_in_order(
-    pool: Any, blocks: Iterator[list[Example]], work: Work, max_pending: int
+    executor: ProcessPoolExecutor, blocks: Iterator[list[Example]], work: Work, max_pending: int
 ) -> Iterator[list[Ragged]]:
     """Map in order with a limited number of pending blocks, so that reading cannot fill memory."""
-    pending: deque[Any] = deque()
+    pending: deque[Future[list[Ragged]]] = deque()
     for block in blocks:
-        pending.append(pool.apply_async(work, (block,)))
+        with block_stop_signals():  # a process may be started here
+            pending.append(executor.submit(work, block))
         if len(pending) >= max_pending:
-            yield pending.popleft().get()
-    for result in pending:
-        yield result.get()
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
 _WORKER: dict[str, Any] = {}
 
 
 def _start_worker(tokenizer: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends its workers on Ctrl-C
+    start_worker()
     _load_worker(tokenizer)
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from calque.errors import InputError, first_line
+from calque.errors import InputError
 from calque.io.files import write_atomically
+from calque.io.structured import read_array
 from calque.tokens.ragged import Ragged, ranges
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 VECTORS = "vectors"  # the name of the vectors of a corpus of words
 IDS, OFFSETS, ROWS = ".ids.npy", ".offsets.npy", ".npy"
 PREPARE_AGAIN = "prepare the text again"
+CHECKED_AT_ONCE = 1 << 20  # offsets
 
 
 class NpyWriter:
@@ -58,6 +60,19 @@ class NpyWriter:
         np.lib.format.write_array_header_1_0(self.stream, header)
 
 
+def map_array(stem: Path, suffix: str) -> npt.NDArray[Any]:
+    """Map a file of a store into memory."""
+    return read_array(Path(f"{stem}{suffix}"), mapped=True, fix=PREPARE_AGAIN)
+
+
+def is_increasing(offsets: npt.NDArray[np.int64]) -> bool:
+    """Return whether no offset is smaller than the one before it; the array may be mapped."""
+    for start in range(0, len(offsets), CHECKED_AT_ONCE):
+        if (np.diff(offsets[start : start + CHECKED_AT_ONCE + 1]) < 0).any():
+            return False
+    return True
+
+
 @dataclass(frozen=True)
 class TokenStore:
     """Sentences without special tokens: sentence k is ids[offsets[k]:offsets[k + 1]]."""
@@ -66,16 +81,28 @@ class TokenStore:
     offsets: npt.NDArray[np.int64]
 
     @staticmethod
-    def open(stem: Path) -> TokenStore:
-        """Map `STEM.ids.npy` and `STEM.offsets.npy` into memory."""
-        try:
-            ids = np.load(f"{stem}{IDS}", mmap_mode="r", allow_pickle=False)
-            offsets = np.load(f"{stem}{OFFSETS}", mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise InputError(first_line(error), file=stem, fix=PREPARE_AGAIN) from error
-        if len(offsets) == 0 or offsets[-1] != len(ids):
+    def open(stem: Path, vocab_size: int | None = None) -> TokenStore:
+        """Map `STEM.ids.npy` and `STEM.offsets.npy` into memory, and check that they match.
+
+        With `vocab_size`, it is also checked that all ids are below it.
+        """
+        store = TokenStore._map(stem)
+        ids, offsets = store.ids, store.offsets
+        if ids.dtype not in (np.uint16, np.uint32) or ids.ndim != 1:
+            raise InputError("the file has no ids", file=f"{stem}{IDS}", fix=PREPARE_AGAIN)
+        if offsets.dtype != np.int64 or offsets.ndim != 1:
+            raise InputError("the file has no offsets", file=f"{stem}{OFFSETS}", fix=PREPARE_AGAIN)
+        is_whole = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(ids)
+        if not is_whole or not is_increasing(offsets):
             raise InputError("offsets and ids do not match", file=stem, fix=PREPARE_AGAIN)
-        return TokenStore(ids, offsets)
+        if vocab_size is not None and len(ids) and int(ids.max()) >= vocab_size:
+            problem = f"an id is beyond the vocabulary of {vocab_size:,}"
+            raise InputError(problem, file=f"{stem}{IDS}", fix=PREPARE_AGAIN)
+        return store
+
+    @staticmethod
+    def _map(stem: Path) -> TokenStore:
+        return TokenStore(*(map_array(stem, suffix) for suffix in (IDS, OFFSETS)))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -83,7 +110,7 @@ class TokenStore:
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the path instead of the ids if they are in a file."""
         if isinstance(self.ids, np.memmap) and self.ids.filename is not None:
-            return TokenStore.open, (Path(str(self.ids.filename).removesuffix(IDS)),)
+            return TokenStore._map, (Path(str(self.ids.filename).removesuffix(IDS)),)
         return TokenStore, (self.ids, self.offsets)
 
     def lengths(self, index: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
@@ -126,11 +153,8 @@ class VectorStore:
     @staticmethod
     def open(stem: Path) -> VectorStore:
         """Map `STEM.npy` into memory."""
-        try:
-            rows = np.load(f"{stem}{ROWS}", mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise InputError(first_line(error), file=stem, fix=PREPARE_AGAIN) from error
-        if rows.ndim != 2:
+        rows = map_array(stem, ROWS)
+        if rows.ndim != 2 or rows.dtype != np.float32:
             raise InputError("the file has no matrix of vectors", file=stem, fix=PREPARE_AGAIN)
         return VectorStore(rows)
 

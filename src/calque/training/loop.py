@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from calque.errors import InputError
 from calque.io.processes import STOP_SIGNALS
-from calque.tokens.prepare import is_prepared
+from calque.tokens.prepare import is_prepared, verify_prepared
 from calque.tokens.sampling import derive_seed
 from calque.training import checkpoints
 from calque.training.closed_form import fit_maps, is_closed_form
@@ -114,7 +114,9 @@ def train(
                 if loaded.probe is not None:
                     loaded.probe.find_tests()  # reported before text is prepared
                 # A resumed run uses the text it started with, even if its sources have changed.
-                if prepared is None and not (resume and is_prepared(text)):
+                if prepared is not None or (resume and is_prepared(text)):
+                    verify_prepared(text, progress)
+                else:
                     check_text(loaded, base)
                     prepare_text(loaded, base, text, progress=progress)
         if in_one_pass:

@@ -6,31 +6,32 @@
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from calque.errors import InputError, first_line
+from calque.errors import InputError
 from calque.io.bitext import infer_languages
-from calque.io.files import check_writable_folder, write_atomically
-from calque.io.outputs import write_folder
 from calque.models.configuration import load_config
 from calque.models.loading import check_vocabulary_size, find_model, find_tokenizer
 from calque.objectives import build_objective
 from calque.tokens.prepare import (
+    TOKENIZER,
     PreparedCorpus,
     TextSource,
+    is_trained_by,
     open_prepared,
     prepare_corpora,
     read_held_out_pairs,
+    save_tokenizer,
     train_tokenizer_on_sources,
 )
 from calque.tokens.tokenizer import SpecialTokens, load_tokenizer
 from calque.training.data import describe_text, is_suitable
+from calque.training.distributed import lock_folder
 from calque.training.recipe_io import resolve_recipe
 from calque.training.start import check_freeze, check_start, check_vocabulary
 
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
     from calque.types import Progress
 
 logger = logging.getLogger(__name__)
-
-# Records what a trained tokenizer depends on, to notice when that changes.
-TOKENIZER_STAMP = "tokenizer_recipe.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,13 @@ def prepare_text(
 
     Everything that can be wrong with the recipe is checked before the folder is created.
     """
-    check_writable_folder(folder)
+    with lock_folder(folder):
+        return _prepare_text(recipe, base, folder, n_workers or os.cpu_count() or 1, progress)
+
+
+def _prepare_text(
+    recipe: Recipe, base: Path, folder: Path, n_workers: int, progress: Progress | None
+) -> list[PreparedCorpus]:
     sources, rules = find_sources(recipe.data, base), recipe.data.cleaning_rules()
     check_start(recipe)
     check_freeze(recipe)
@@ -121,18 +125,15 @@ def prepare_text(
             seed=recipe.seed,
             progress=progress,
         )
-        _save_tokenizer(tokenizer, folder / "tokenizer")
+        save_tokenizer(tokenizer, folder / TOKENIZER, describe_tokenizer(recipe))
     _check_tokenizer(recipe, tokenizer)
-    folder.mkdir(parents=True, exist_ok=True)
-    with write_atomically(folder / TOKENIZER_STAMP) as stream:
-        stream.write(_stamp_tokenizer(recipe))
     corpora = prepare_corpora(
         sources,
         tokenizer,
         folder,
         rules=rules,
         held_out=hold_out,
-        n_workers=n_workers or os.cpu_count() or 1,
+        n_workers=n_workers,
         progress=progress,
     )
     for corpus in corpora:
@@ -142,7 +143,7 @@ def prepare_text(
 
 def open_text(folder: Path) -> tuple[list[PreparedCorpus], PreTrainedTokenizerFast]:
     """Open a prepared folder and return its corpora and its tokenizer."""
-    return open_prepared(folder), load_tokenizer(folder / "tokenizer")
+    return open_prepared(folder), load_tokenizer(folder / TOKENIZER)
 
 
 def check_text(recipe: Recipe, base: Path) -> None:
@@ -188,11 +189,9 @@ def find_recipe_tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFa
         return load_tokenizer(find_tokenizer(recipe.tokenizer.path))
     if recipe.model.start is not None:
         return load_tokenizer(find_model(recipe.model.start))
-    trained, stamp = folder / "tokenizer", folder / TOKENIZER_STAMP
-    if not (trained / "tokenizer.json").exists():
-        return None
-    is_stale = stamp.exists() and stamp.read_text(encoding="utf-8") != _stamp_tokenizer(recipe)
-    return None if is_stale else load_tokenizer(trained)
+    if is_trained_by(folder / TOKENIZER, describe_tokenizer(recipe)):
+        return load_tokenizer(folder / TOKENIZER)
+    return None
 
 
 def _find_hold_out(data: DataSection, base: Path) -> Path | None:
@@ -209,19 +208,6 @@ def _find_hold_out(data: DataSection, base: Path) -> Path | None:
     return path
 
 
-def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write a tokenizer completely or not at all: later runs would use a partial one."""
-
-    def write(draft: Path) -> None:
-        try:
-            tokenizer.save_pretrained(draft)
-        except Exception as error:  # the tokenizers library raises nothing more precise
-            problem = f"the tokenizer cannot be written: {first_line(error)}"
-            raise InputError(problem, file=folder, fix="free some disk space") from error
-
-    write_folder(folder, write)
-
-
 def _check_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise an InputError if the model cannot be trained with this tokenizer."""
     SpecialTokens.of(tokenizer)
@@ -234,9 +220,9 @@ def _check_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None
         check_vocabulary(load_tokenizer(folder).get_vocab(), tokenizer.get_vocab(), start)
 
 
-def _stamp_tokenizer(recipe: Recipe) -> str:
-    """Return the settings that a trained tokenizer depends on, as JSON."""
-    content = {
+def describe_tokenizer(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings that a trained tokenizer depends on."""
+    return {
         "seed": recipe.seed,
         "tokenizer": recipe.tokenizer.model_dump(),
         "sources": [
@@ -246,7 +232,6 @@ def _stamp_tokenizer(recipe: Recipe) -> str:
         ],
         "data": recipe.data.model_dump(include={"leave_out_languages", "hold_out", "cleaning"}),
     }
-    return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
 def _expand_source(section: SourceSection, base: Path) -> list[TextSource]:
