@@ -104,7 +104,7 @@ def test_notes_are_printed(results: Path, capsys: pytest.CaptureFixture[str]) ->
         (["--baseline", "base", "--bootstrap", "9"], "9 bootstrap resamples are too few"),
         (["--baseline", "base", "--seed", "-1"], "the seed -1 is negative"),
         (["--baseline", "base", "-o", "a.pdf"], "comparisons are not written as '.pdf'"),
-        (["--baseline", "base", "-o", "none/a.md"], "the folder does not exist"),
+        (["--baseline", "base", "-o", "none/a.md"], "its folder does not exist"),
     ],
 )
 def test_bad_requests_are_one_line(
@@ -129,6 +129,20 @@ def test_real_results_as_documented(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(documented) > 10
     assert [line for line in documented if line not in lines] == []
     assert shown.err == "calque: note: 1 cell missing: random:calque-mini, tatoeba\n"
+
+
+def test_terminal_escapes_are_refused(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [make_row(model="base\x1b[31m\n", error="\x1b[31m"), make_row(), make_row(model="b")]
+    write_rows(results, rows)
+    assert run(["compare", str(results), "--baseline", "base"]) == 2
+    error = capsys.readouterr().err
+    assert "line 1: model is not a name" in error and error.rstrip("\n").isprintable()
+    failed = make_row(model="b", task="ner", error="\x1b[31mno\nway", language=None, value=None)
+    write_rows(results, [*rows[1:], failed])
+    assert run(["compare", str(results), "--baseline", "base"]) == 0
+    shown = capsys.readouterr()
+    assert r"1 cell failed: b, ner, seed 1: \x1b[31mno" in shown.err
+    assert "\x1b" not in shown.err + shown.out
 
 
 def test_bad_rows_write_nothing(

@@ -60,3 +60,5 @@ def test_colors_follow_the_groups() -> None:
     others = {tgt.plain[span.start : span.end]: span.style for span in tgt.spans}
     assert styles["das"] == others["the"] != styles["Haus"] == others["house"]
     assert styles["!"] == "dim"
+    src, _ = color_links((["\x1b[31mred", "[bold]"], ["rot"]), [])
+    assert src.plain == r"\x1b[31mred [bold]"

@@ -146,6 +146,15 @@ def test_models_are_evaluated_once_and_have_names(
     assert "two models have the name 'a'" in capsys.readouterr().err
 
 
+def test_names_are_no_markup(
+    tiny_folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [f"[bold]={tiny_folder}", f"[red]x={tiny_folder}"]
+    assert run(["evaluate", *models, "--data", str(data), "--layers", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert "[bold]" in shown and "[red]x" in shown
+
+
 def test_random_weights_have_seeds(tiny_folder: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     options = ["--data", str(data), "--seeds", "2", "--languages", "de", "-o", str(out)]
@@ -180,7 +189,7 @@ def test_one_process_writes_a_file(
         (["--set", "epochs=" + "9" * 5000], "use a number"),
         (["-o", "r.jsonl/x.jsonl"], "its folder does not exist"),
         (["--plot", "plot.txt"], "plot.txt"),
-        (["--plot", "nowhere/plot.png"], "nowhere/plot.png: the folder does not exist"),
+        (["--plot", "nowhere/plot.png"], "nowhere/plot.png: the file cannot be created"),
         (["--plot", "p.png", "--tasks", "word_alignment,tatoeba"], "--plot draws a single task"),
         (["--plot", "p.png", "--tasks", "pos"], "pos is not measured by layer"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 from collections import Counter
 from pathlib import Path
 
@@ -108,6 +109,10 @@ def test_control_characters_are_spaces(tmp_path: Path) -> None:
         ('<?xml version="1.0" encoding="nope-8"?><items/>', "unknown encoding: nope-8"),
         ('<?xml version="1.0" encoding="shift_jis"?><items/>', "multi-byte encodings"),
         ("<a>" * 50_000, "this is not XML"),
+        (
+            f"<items><item><rating>5</rating><text>{'a' * 1_000_001}</text></item></items>",
+            "a review is longer than 1,000,000 characters",
+        ),
         ("<items></items>", "the file has no reviews"),
         ("", "this is not XML"),
     ],
@@ -116,4 +121,15 @@ def test_invalid_reviews(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "train.review"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=problem):
+        read_reviews(path)
+
+
+@pytest.mark.parametrize("start", ["<items><item><text>", "<!--"])
+def test_a_review_that_does_not_end_is_not_read_to_the_end(tmp_path: Path, start: str) -> None:
+    path = tmp_path / "train.review.xz"
+    with lzma.open(path, "wb", preset=0) as stream:
+        stream.write(start.encode())
+        for _ in range(20):
+            stream.write(b"a" * (1 << 20))
+    with pytest.raises(InputError, match="no <item> ends within 17,"):
         read_reviews(path)

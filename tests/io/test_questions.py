@@ -78,6 +78,7 @@ def test_the_same_answer_counts_once(place: Callable[[Any], Path]) -> None:
         ({"data": [3]}, r"no valid 'paragraphs' in data\[0\]"),
         ({"data": [{"paragraphs": [None]}]}, r"no valid 'context' in data\[0\].paragraphs\[0\]"),
         (wrap(3), "no valid 'answers'"),
+        (wrap({}, context="a" * 1_000_001), "'context' is longer than 1,000,000 characters"),
         (wrap({"id": True, "question": "?"}), "no valid 'id'"),
         (wrap({"id": ["a"], "question": "?"}), "no valid 'id'"),
         (wrap({"id": "a", "question": "?", "answers": {"text": "Paris"}}), "no valid 'answers'"),

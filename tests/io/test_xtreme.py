@@ -113,3 +113,9 @@ def test_translations_of_a_dataset(tmp_path: Path) -> None:
     (folder / "translate-test" / "test-de.tsv").write_text("x\tX\n")
     with pytest.raises(InputError, match=r"test-de\.tsv is a second file"):
         find_xtreme_files(tmp_path, "udpos", 2)
+
+
+def test_links_to_nowhere_and_folders_are_no_treebanks(tmp_path: Path) -> None:
+    (tmp_path / "de_gsd-ud-dev.conllu").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "fr_gsd-ud-dev.conllu").mkdir()
+    assert find_treebanks(tmp_path) is None

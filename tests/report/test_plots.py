@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import sys
+from html import escape
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from calque.errors import InputError, MissingExtra
 from calque.report.plots import (
+    IntervalMark,
     check_plot,
+    page_style,
     plot_curves,
+    plot_differences,
     plot_layers,
+    plot_seeds,
     plot_transfer,
     save_plot,
     shorten_names,
+    to_svg,
 )
 
 MODELS = (("runs/a", 50.0), ("runs/b", 30.0))
@@ -60,6 +67,33 @@ def test_names() -> None:
     # `model` alone would be the name of every run.
     assert shorten_names(["/a/run/model", "b"]) == {"/a/run/model": "run/model", "b": "b"}
     assert shorten_names(["model"]) == {"model": "model"}
+
+
+def test_names_are_safe_in_a_terminal() -> None:
+    assert shorten_names(["a\x1b[31m", "b"]) == {"a\x1b[31m": r"a\x1b[31m", "b": "b"}
+
+
+@pytest.mark.parametrize("name", [r"$\frac$", "_a$$<b>&"])
+def test_names_are_drawn_literally(tmp_path: Path, name: str) -> None:
+    """A dollar sign begins no formula, and an underscore hides no line."""
+    pytest.importorskip("matplotlib")
+    point = [(1, 2.0)]
+    figures = [
+        plot_layers({name: {name: {0: 1.0}, "b": {0: 2.0}}}, label=name),
+        plot_curves({name: {name: point, "b": point}}, across=name, label=name),
+        plot_transfer({name: [(0, 50, 20)], "b": [(0, 50, 20)]}, label=name),
+    ]
+    for figure in figures:
+        assert [text.get_text().strip() for text in figure.legends[0].get_texts()] == [name, "b"]
+        save_plot(figure, tmp_path / "plot.svg")
+        content = ElementTree.parse(tmp_path / "plot.svg")
+        assert content.getroot().tag.endswith("svg")
+    with page_style():
+        mark = IntervalMark(1.0, 0.5, 1.5)
+        differences = plot_differences({name: {name: mark}}, {name: 0}, label=name)
+        seeds = plot_seeds({name: {"seed 1": 1.0}}, {name: 0}, label=name)
+        for figure in (differences, seeds):
+            assert f">{escape(name, quote=False)}</text>" in to_svg(figure, name)
 
 
 def test_a_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

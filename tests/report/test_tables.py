@@ -66,6 +66,21 @@ def test_csv_has_every_comparison(study: Comparison) -> None:
     assert {row["model"] for row in rows} == {"better", NASTY}
 
 
+@pytest.mark.parametrize("name", ["=1+2", "+1", "-1", "@sum", "-1.5"])
+def test_csv_has_no_formulas(tmp_path: Path, name: str) -> None:
+    """Names that a spreadsheet would compute are quoted; negative numbers are not."""
+    DRAWN["draw_results"](tmp_path, {"base": 80, name: 50}, tasks=[name], languages=[name, "en"])
+    settings = ComparisonSettings(n_resamples=100)
+    text = to_csv(compare_results(read_results([tmp_path]), "base", settings=settings))
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert {row["model"] for row in rows} == {row["task"] for row in rows} == {f"'{name}"}
+    assert {row["name"] for row in rows} == {"mean", "gap", "en", f"'{name}"}
+    assert rows[0]["difference"].startswith("-") and float(rows[0]["difference"]) < 0
+    assert (rows[0]["higher_is_better"], rows[0]["paired"]) == ("true", "true")
+    cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "@", "\t", "\r"))]
+
+
 def test_markdown_tables_have_equal_rows(study: Comparison) -> None:
     text = to_markdown(study)
     tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
@@ -73,7 +88,7 @@ def test_markdown_tables_have_equal_rows(study: Comparison) -> None:
     for table in tables:
         # A pipe that is escaped divides no cells.
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
-    assert "a\\_b\\|\\[bold\\]\\<i\\>" in text
+    assert "a\\_b\\|\\[bold\\]\\<i\\>\\&\\$%\\#{}\\~^\\\\" in text
     c = study.tasks[0].models["better"].overall
     assert f"better: +{c.difference:.1f}" in text
 

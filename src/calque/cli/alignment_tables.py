@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from calque.errors import printable
+
 if TYPE_CHECKING:
     from calque.word_alignment.linked_bitext import LinkReport
     from calque.word_alignment.protocol import WordPair
@@ -25,7 +27,9 @@ def tabulate_counts(counts: LinkCounts, name: str, n_pairs: int) -> Table:
     table.add_column("aligner")
     for title in SCORES.values():
         table.add_column(title, justify="right")
-    table.add_row(name, *(f"{100 * getattr(counts, metric):.2f}" for metric in SCORES))
+    table.add_row(
+        Text(printable(name)), *(f"{100 * getattr(counts, metric):.2f}" for metric in SCORES)
+    )
     return table
 
 
@@ -60,7 +64,7 @@ def tabulate_link_report(report: LinkReport, name: str) -> Table:
         ("not one-to-one", report.n_many),
         ("links kept", report.n_kept_links),
     ]
-    table = Table("", title=name)
+    table = Table("", title=Text(printable(name)))
     table.add_column("number", justify="right")
     table.add_column("%", justify="right")
     for rows in (pairs, links):
@@ -79,7 +83,7 @@ def tabulate_bitexts(reports: Mapping[str, LinkReport]) -> Table:
         table.add_column(column, justify="right")
     for name, report in reports.items():
         table.add_row(
-            name,
+            Text(printable(name)),
             f"{report.n_read:,}",
             f"{report.n_kept:,}",
             f"{report.n_links:,}",
@@ -101,7 +105,7 @@ def color_links(pair: WordPair, links: Sequence[tuple[int, int]]) -> tuple[Text,
         text = Text()
         for k, (word, number) in enumerate(zip(words, numbers, strict=True)):
             style = UNLINKED if number is None else COLORS[number % len(COLORS)]
-            text.append(" " if k else "").append(word, style)
+            text.append(" " if k else "").append(printable(word, None), style)
             if number is not None:
                 text.append(str(number + 1).translate(SUBSCRIPTS), style)
         sentences.append(text)

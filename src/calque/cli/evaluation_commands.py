@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from calque.cli.options import DataOption, DeviceOption, OverwriteOption, PlotOption
-from calque.errors import InputError
+from calque.errors import InputError, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -221,7 +221,8 @@ def _check_plot(path: Path, tasks: list[str]) -> None:
 def _finish(result: Evaluation) -> None:
     """Print what was written, and exit with code 1 if runs failed."""
     if result.output is not None:
-        print(f"{result.output}: {len(result.records):,} records", file=sys.stderr)
+        output = printable(result.output)
+        print(f"{output}: {len(result.records):,} records", file=sys.stderr)
     if result.n_failed:
         print(f"{result.n_failed} runs failed: the same command repeats them", file=sys.stderr)
         raise typer.Exit(1)
@@ -325,7 +326,7 @@ def _check_folder(folder: Path, tasks: list[str] | None) -> None:
     if report.unknown:
         names = ", ".join(str(path.relative_to(folder)) for path in report.unknown[:SHOWN_UNKNOWN])
         more = ", …" if len(report.unknown) > SHOWN_UNKNOWN else ""
-        print(f"{len(report.unknown):,} other files: {names}{more}")
+        print(f"{len(report.unknown):,} other files: {printable(names)}{more}")
     problems = report.problems
     for problem in problems[:SHOWN_PROBLEMS]:
         print(f"invalid: {problem}", file=sys.stderr)
@@ -338,6 +339,7 @@ def _check_folder(folder: Path, tasks: list[str] | None) -> None:
 def _summarize(report: FolderReport, datasets: dict[str, Dataset]) -> Table:
     """Return a table with a row for every split of every dataset that was found."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title="datasets in the folder")
     for column in ("dataset", "split", "languages", "items", "missing"):
@@ -353,7 +355,8 @@ def _summarize(report: FolderReport, datasets: dict[str, Dataset]) -> Table:
                 shown += f" … ({len(languages)})"
             n_items = sum(file.n_items for file in mine)
             missing = "; ".join(report.missing(name)) if first else ""
-            table.add_row(name if first else "", split, shown, f"{n_items:,}", missing)
+            cells = (name if first else "", split, printable(shown), f"{n_items:,}", missing)
+            table.add_row(*map(Text, cells))
             first = False
     return table
 

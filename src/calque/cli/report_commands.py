@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from calque.cli.options import SeedOption, TasksOption
-from calque.errors import InputError
+from calque.errors import InputError, printable
 
 if TYPE_CHECKING:
     from calque.report.comparison import Comparison
@@ -95,7 +95,8 @@ def compare(
     _show(comparison, by_language=not brief)
     if output:
         n_verdicts = sum(len(task.models) for task in comparison.tasks)
-        print(f"{', '.join(map(str, output))}: {n_verdicts} verdicts", file=sys.stderr)
+        names = printable(", ".join(map(str, output)))
+        print(f"{names}: {n_verdicts} verdicts", file=sys.stderr)
 
 
 def _show(comparison: Comparison, *, by_language: bool) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+from rich.text import Text
 
+from calque.errors import printable
 from calque.evaluation.registry import TASKS
 from calque.report.plots import shorten_names
 
@@ -46,8 +48,8 @@ def _tabulate_languages(task: str, records: Sequence[Record]) -> Table:
     columns = TASKS[task].columns or {TASKS[task].metric: TASKS[task].metric}
     models = shorten_names(dict.fromkeys(record["model"] for record in records))
     seeds = {record["seed"] for record in records}
-    title = f"{task} (%)" if len(seeds) == 1 else f"{task} (%), mean of {len(seeds)} seeds"
-    table = Table(title=title)
+    by_seeds = "" if len(seeds) == 1 else f", mean of {len(seeds)} seeds"
+    table = Table(title=f"{task} (%){by_seeds}")
     has_collections = any(record.get("notes", {}).get("collection") for record in records)
     if has_collections:
         table.add_column("collection")
@@ -56,7 +58,8 @@ def _tabulate_languages(task: str, records: Sequence[Record]) -> Table:
         layers = {r["counts"].get("layer") for r in records if r["model"] == model} - {None}
         head = f"{name}\nlayer {layers.pop()}" if len(layers) == 1 else name
         for column in columns:
-            table.add_column(f"{head}\n{column}" if len(columns) > 1 else head, justify="right")
+            title = f"{head}\n{column}" if len(columns) > 1 else head
+            table.add_column(Text(title), justify="right")
     groups: dict[tuple[str, ...], list[Record]] = defaultdict(list)
     for record in records:
         language = record["language"]
@@ -73,7 +76,7 @@ def _tabulate_languages(task: str, records: Sequence[Record]) -> Table:
             for model in models
             for key in columns.values()
         ]
-        table.add_row(*names, *cells, style=style)
+        table.add_row(*(Text(printable(name)) for name in names), *cells, style=style)
 
     last = None
     for names, found in groups.items():
@@ -114,7 +117,7 @@ def _tabulate_layers(task: str, records: Sequence[Record]) -> Table:
     table.add_column("layer", justify="right")
     best = {}
     for title, values in columns:
-        table.add_column(title, justify="right")
+        table.add_column(Text(title), justify="right")
         if values and not title.endswith(GAP):
             higher = TASKS[task].higher_is_better
             best[title] = find_best_layer(values, higher_is_better=higher)
@@ -122,7 +125,7 @@ def _tabulate_layers(task: str, records: Sequence[Record]) -> Table:
         cells = []
         for title, values in columns:
             text = _show(values.get(layer))
-            cells.append(f"[bold]{text}[/]" if best.get(title) == layer else text)
+            cells.append(Text(text, "bold" if best.get(title) == layer else ""))
         table.add_row(str(layer), *cells)
     return table
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calque.errors import InputError
+from calque.errors import InputError, printable
 from calque.evaluation.grid.model_specs import find_models
 from calque.evaluation.grid.results_folder import (
     ResultsFolder,
@@ -198,7 +198,7 @@ def evaluate(
             if is_folder:
                 n_saved = len(runs) - len(pending) + report.n_done
                 interruption.add_note(
-                    f"{n_saved} of {len(runs)} runs are saved in {target}: "
+                    f"{n_saved} of {len(runs)} runs are saved in {printable(target)}: "
                     "the same command continues"
                 )
             raise

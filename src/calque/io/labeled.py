@@ -14,13 +14,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from calque.errors import InputError
-from calque.io.files import PathLike, display_name, read_chunks, read_lines
+from calque.io.files import PathLike, display_name, max_line_bytes, read_chunks, read_lines
 from calque.io.xtreme import TaskFiles, check_data_folder
 
 # XNLI's machine-translated training files use another name for one label.
 RENAMED_LABELS = {"contradictory": "contradiction"}
 GOOD, BAD = "good", "bad"
 MIDDLE_RATING, MAX_RATING = 3.0, 5
+MAX_ITEM_BYTES = 16 << 20  # of a review; a compressed file may hold gigabytes
 # Control characters that XML forbids but some reviews contain.
 FORBIDDEN_BYTES = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 REVIEW_FOLDERS = ("cls-acl10-unprocessed", "cls", "amazon_reviews", "reviews")
@@ -102,6 +103,9 @@ def read_reviews(path: PathLike, dropped: Counter[str] | None = None) -> list[La
             raise InputError(problem, file=display_name(path), fix=fix)
         summary = (item.findtext("summary") or "").strip()
         whole = " ".join(f"{summary} {text or ''}".split())
+        if len(whole) > max_line_bytes():
+            problem = f"a review is longer than {max_line_bytes():,} characters"
+            raise InputError(problem, file=display_name(path), fix="shorten it")
         if stars == MIDDLE_RATING or not whole:
             counts["reviews_of_three_stars" if whole else "reviews_without_text"] += 1
             continue
@@ -130,9 +134,13 @@ def _read_items(path: PathLike) -> Iterator[ElementTree.Element]:
     builder = _ItemBuilder(path)
     parser = ElementTree.XMLParser(target=builder)
     line: int | None = None
+    n_pending = 0
     try:
         for chunk in read_chunks(path):
             parser.feed(FORBIDDEN_BYTES.sub(b" ", chunk))
+            n_pending = 0 if builder.items else n_pending + len(chunk)
+            if n_pending > MAX_ITEM_BYTES:
+                raise InputError(f"no <item> ends within {n_pending:,} bytes", file=path)
             yield from builder.take_items()
         parser.close()
         return
@@ -153,13 +161,13 @@ class _ItemBuilder(ElementTree.TreeBuilder):
     def __init__(self, path: PathLike) -> None:
         super().__init__()
         self._path = path
-        self._items: list[ElementTree.Element] = []
+        self.items: list[ElementTree.Element] = []
 
     def end(self, tag: str, /) -> ElementTree.Element:
         """Receive the end of an element."""
         element = super().end(tag)
         if tag == "item":
-            self._items.append(element)
+            self.items.append(element)
         return element
 
     def doctype(self, name: str, public: str | None, system: str | None) -> None:
@@ -169,7 +177,7 @@ class _ItemBuilder(ElementTree.TreeBuilder):
 
     def take_items(self) -> Iterator[ElementTree.Element]:
         """Yield the items that are complete, and free their memory."""
-        for item in self._items:
+        for item in self.items:
             yield item
             item.clear()
-        self._items.clear()
+        self.items.clear()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from calque.errors import InputError
-from calque.io.files import PathLike, display_name
+from calque.io.files import PathLike, display_name, max_line_bytes
 from calque.io.structured import read_json
 
 FIX = "use a file in the format of SQuAD"
@@ -55,6 +55,8 @@ class _Node:
         found = self.value.get(key, default) if isinstance(self.value, dict) else None
         if not isinstance(found, kind) or isinstance(found, bool):
             raise self.error(f"there is no valid {key!r}")
+        if isinstance(found, str) and len(found) > max_line_bytes():
+            raise self.error(f"{key!r} is longer than {max_line_bytes():,} characters")
         return found
 
     def children(self, key: str, default: Any = None) -> Iterator[_Node]:

@@ -127,7 +127,7 @@ def find_treebanks(data: Path, name: str = "ud") -> TaskFiles | None:
     for folder in _candidates(data, name):
         splits: dict[str, dict[str, list[Path]]] = {"train": {}, "dev": {}, "test": {}}
         for path in sorted([*folder.iterdir(), *folder.glob("UD_*/*.conllu*")]):
-            if found := TREEBANK.fullmatch(path.name):
+            if (found := TREEBANK.fullmatch(path.name)) and path.is_file():
                 splits[found[2]].setdefault(found[1], []).append(path)
         if any(splits.values()):
             train, dev, test = map(_freeze, splits.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calque.errors import InputError
-from calque.io.files import write_atomically
+from calque.io.files import check_output_file, write_atomically
 from calque.report.comparison import Comparison, ComparisonSettings, compare_results
 from calque.report.page import build_page
 from calque.report.plots import check_matplotlib
@@ -101,8 +101,7 @@ def _check_outputs(paths: list[Path]) -> list[Path]:
         if path.suffix not in FORMATS:
             fix = f"name it {path.stem or 'report'}.html, .md, .tex or .csv"
             raise InputError(f"comparisons are not written as {path.suffix!r}", file=path, fix=fix)
-        if not path.parent.is_dir():
-            raise InputError("the folder does not exist", file=path, fix=f"mkdir -p {path.parent}")
+        check_output_file(path, ())
     if any(path.suffix == ".html" for path in paths):
         check_matplotlib()
     return paths

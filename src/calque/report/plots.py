@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calque.errors import InputError, MissingExtra
+from calque.errors import InputError, MissingExtra, printable
+from calque.io.files import check_output_file, write_atomically
 from calque.types import PairAttention
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.lines import Line2D
 
     FloatArray = npt.NDArray[np.float32]
 
@@ -45,8 +48,7 @@ def check_plot(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         fix = f"name it {path.stem}.png, .svg or .pdf"
         raise InputError(f"plots cannot be written as {path.suffix!r}", file=path, fix=fix)
-    if not path.parent.is_dir():
-        raise InputError("the folder does not exist", file=path, fix=f"mkdir -p {path.parent}")
+    check_output_file(path, ())
     check_matplotlib()
 
 
@@ -60,12 +62,9 @@ def check_matplotlib() -> None:
 
 def save_plot(figure: Figure, path: Path) -> None:
     """Write a plot to a file that appears only when it is complete."""
-    draft = path.with_name(f".{path.stem}.partial{path.suffix}")
-    try:
-        figure.savefig(draft, dpi=150)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    _show_text_literally(figure)
+    with write_atomically(path, binary=True) as stream:
+        figure.savefig(stream, format=path.suffix[1:], dpi=150)
 
 
 @contextmanager
@@ -83,6 +82,7 @@ def page_style() -> Iterator[None]:
 def to_svg(figure: Figure, label: str) -> str:
     """Return a figure as SVG text for an HTML page, with a label for screen readers."""
     stream = io.StringIO()
+    _show_text_literally(figure)
     figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     text = re.sub(r"<metadata>.*?</metadata>", "", stream.getvalue(), flags=re.DOTALL)
     text = re.sub(r'xmlns(:\w+)?="[^"]*" ?', "", text[text.index("<svg ") + 5 :].strip())
@@ -110,16 +110,18 @@ def plot_layers(panels: Mapping[str, Mapping[str, Mapping[int, float]]], *, labe
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width * n_columns, height * n_rows), layout="constrained")
     axes = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
+    lines: dict[str, Line2D] = {}
     for (title, curves), panel in zip(panels.items(), axes, strict=False):
         for number, (model, name) in enumerate(names.items()):
             layers = sorted(curves.get(model, {}))
-            _draw_line(panel, layers, [curves[model][layer] for layer in layers], number, name)
+            values = [curves[model][layer] for layer in layers]
+            lines[name] = _draw_line(panel, layers, values, number, name)
         panel.set_title(title, fontsize="medium")
     for panel in axes[len(panels) :]:
         panel.set_visible(False)
     figure.supxlabel("layer")
     figure.supylabel(label)
-    _add_legend(figure, *axes[0].get_legend_handles_labels(), most=1 + n_columns)
+    _add_legend(figure, lines, most=1 + n_columns)
     return figure
 
 
@@ -141,18 +143,19 @@ def plot_transfer(
     width, height = PANEL_INCHES
     figure = Figure(figsize=(3 * width, height + 0.6), layout="constrained")
     panels = figure.subplots(1, 3)
-    names = shorten_names(curves)
+    names, lines = shorten_names(curves), dict[str, "Line2D"]()
     for number, (run, points) in enumerate(curves.items()):
         steps = [step for step, _, _ in points]
         source, others = ([point[side] for point in points] for side in (1, 2))
         gap = [own - other for own, other in zip(source, others, strict=True)]
         for panel, values in zip(panels, (others, source, gap), strict=True):
-            _draw_line(panel, steps, values, number, names[run])
+            name = names[run]
+            lines[name] = _draw_line(panel, steps, values, number, name)
     for panel, title in zip(panels, ("other languages, mean", "source", "gap"), strict=True):
         panel.set_title(title, fontsize="medium")
     figure.supxlabel("step")
     figure.supylabel(label)
-    _add_legend(figure, *panels[0].get_legend_handles_labels())
+    _add_legend(figure, lines)
     return figure
 
 
@@ -171,17 +174,15 @@ def plot_curves(
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width * len(panels), height + 0.6), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False).ravel()
-    handles: dict[str, Any] = {}
+    lines: dict[str, Line2D] = {}
     for (title, curves), panel in zip(panels.items(), axes, strict=True):
         for run, points in curves.items():
             steps, values = [step for step, _ in points], [value for _, value in points]
-            _draw_line(panel, steps, values, runs.index(run), run)
+            lines[run] = _draw_line(panel, steps, values, runs.index(run), run)
         panel.set_title(title, fontsize="medium")
-        lines, names = panel.get_legend_handles_labels()
-        handles |= dict(zip(names, lines, strict=True))
     figure.supxlabel(across)
     figure.supylabel(label)
-    _add_legend(figure, [handles[run] for run in runs], runs)
+    _add_legend(figure, {run: lines[run] for run in runs})
     return figure
 
 
@@ -260,8 +261,10 @@ def shorten_names(models: Iterable[str]) -> dict[str, str]:
     >>> shorten_names(["runs/a", "runs/b"]), shorten_names(["/runs/a/model", "calque-mini"])
     ({'runs/a': 'a', 'runs/b': 'b'}, {'/runs/a/model': 'a/model', 'calque-mini': 'calque-mini'})
     """
-    last = {model: _last_part(model) for model in models}
-    return last if len(set(last.values())) == len(last) else {model: model for model in last}
+    last = {model: printable(_last_part(model)) for model in models}
+    if len(set(last.values())) == len(last):
+        return last
+    return {model: printable(model, None) for model in last}
 
 
 def _last_part(model: str) -> str:
@@ -271,30 +274,42 @@ def _last_part(model: str) -> str:
 
 def _draw_line(
     panel: Axes, steps: Sequence[int], values: Sequence[float], number: int, name: str
-) -> None:
+) -> Line2D:
     """Draw the line of a model or run in the color and with the marker of its number."""
     from matplotlib.ticker import MaxNLocator
 
     # When the colors are used up, lines are dashed.
     style = "-" if number < len(COLORS) else "--"
     color, marker = _style(number)
-    panel.plot(steps, values, style, color=color, marker=marker, markersize=4, label=name)
+    (line,) = panel.plot(steps, values, style, color=color, marker=marker, markersize=4, label=name)
     panel.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     panel.grid(alpha=0.3)
+    return line
 
 
 def _add_legend(
-    figure: Figure, lines: Sequence[Any], names: Sequence[str], *, most: int = LEGEND_COLUMNS
+    figure: Figure | SubFigure, lines: Mapping[str, Line2D], *, most: int = LEGEND_COLUMNS
 ) -> None:
     """Add a legend above the panels, with as many columns as fit."""
+    # Matplotlib leaves out names that begin with an underscore.
+    names = [f" {name}" if name.startswith("_") else name for name in lines]
     for columns in range(min(len(names), most), 0, -1):
         legend = figure.legend(
-            lines, names, loc="outside upper center", ncols=columns, frameon=False
+            list(lines.values()), names, loc="outside upper center", ncols=columns, frameon=False
         )
+        _show_text_literally(legend)
         box = legend.get_tightbbox()
         if columns == 1 or box is None or box.width <= figure.bbox.width:
             return
         legend.remove()
+
+
+def _show_text_literally(artist: Artist) -> None:
+    """Turn off formulas: dollar signs in names and tokens are dollar signs."""
+    from matplotlib.text import Text
+
+    for text in artist.findobj(Text):
+        text.set_parse_math(False)
 
 
 def plot_attention(readings: Sequence[PairAttention], *, layer: int | None = None) -> Figure:
@@ -316,8 +331,7 @@ def plot_attention(readings: Sequence[PairAttention], *, layer: int | None = Non
     )
     ratios = (height + 0.6, lines_height * n_rows)
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=ratios)[:, 0]
-    _draw_shares(upper.subplots(), readings)
-    upper.legend(loc="outside upper center", ncols=min(2, len(readings)), frameon=False)
+    _add_legend(upper, _draw_shares(upper.subplots(), readings), most=2)
     panels = lower.subplots(n_rows, n_columns, squeeze=False).ravel()
     scores = [_select_layer(one, layer) for one in readings]
     darkest = max(score.max() for score in scores) or 1.0
@@ -367,20 +381,24 @@ def _select_layer(reading: PairAttention, layer: int | None) -> FloatArray:
     return np.asarray(both.mean(axis=0) if layer is None else both[layer - 1], dtype=np.float32)
 
 
-def _draw_shares(panel: Axes, readings: Sequence[PairAttention]) -> None:
+def _draw_shares(panel: Axes, readings: Sequence[PairAttention]) -> dict[str, Line2D]:
     from matplotlib.ticker import MaxNLocator
 
+    lines = {}
     for number, one in enumerate(readings):
         color, marker = _style(number)
         layers, shares = range(1, len(one.shares) + 1), [100 * share for share in one.shares]
         label = attention_label(one, readings)
-        panel.plot(layers, shares, color=color, marker=marker, markersize=4, label=label)
+        lines[label] = panel.plot(
+            layers, shares, color=color, marker=marker, markersize=4, label=label
+        )[0]
         panel.axhline(100 * one.uniform, color=color, linewidth=0.8, linestyle=":")
     panel.set_ylim(0, 100)
     panel.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     panel.set_xlabel("layer (dotted: uniform attention)")
     panel.set_ylabel("attention to the other sentence (%)")
     panel.grid(alpha=0.3)
+    return lines
 
 
 def _draw_lines(panel: Axes, reading: PairAttention, darkness: FloatArray) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # Limits of a LaTeX page: characters per line (360 points in small type), rows per table, and
 # floats that may wait for a later page.
 LATEX_CHARACTERS, LATEX_ROWS, LATEX_FLOATS = 100, 45, 10
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 MARKS = {"helps": "▲", "hurts": "▼"}
 RULES = {"above": "above", "below": "below", "within": "within", None: "–"}
 LATEX = {
@@ -287,9 +288,9 @@ def to_csv(comparison: Comparison) -> str:
         for model, each in task.models.items():
             found = [each.overall, *each.languages.values(), *filter(None, [each.gap])]
             for c in found:
-                start = [task.task, task.metric, str(task.higher_is_better).lower()]
-                cells = [_format_value(read(c)) for read in _FIELDS.values()]
-                writer.writerow([*start, model, comparison.baseline, *cells])
+                start = [task.task, task.metric, task.higher_is_better, model, comparison.baseline]
+                cells = [*start, *(read(c) for read in _FIELDS.values())]
+                writer.writerow(map(_format_cell, cells))
     return stream.getvalue()
 
 
@@ -313,7 +314,7 @@ _FIELDS: dict[str, Callable[[Difference], object]] = {
     "hedges_g": lambda c: c.hedges_g,
     "one_sd_rule": lambda c: c.rule,
     "n_seeds": lambda c: c.n_seeds,
-    "paired": lambda c: str(c.paired).lower(),
+    "paired": lambda c: c.paired,
     "n_items": lambda c: c.n_items,
     "n_tests": lambda c: c.n_tests,
     "seeds_needed": lambda c: c.seeds_needed,
@@ -321,8 +322,13 @@ _FIELDS: dict[str, Callable[[Difference], object]] = {
 }
 
 
-def _format_value(value: object) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+def _format_cell(value: object) -> str:
+    """Return a value for CSV; spreadsheet programs must not execute a name as a formula."""
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith(FORMULA_STARTS) else value
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value).lower()
 
 
 def _markdown_table(table: ResultTable) -> str:
@@ -360,7 +366,7 @@ def _latex_table(table: ResultTable) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]<>|#&~$])", r"\\\1", " ".join(text.split()))
 
 
 def _escape_latex(text: str) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from calque.errors import InputError
+from calque.io.result_records import is_name
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +86,9 @@ def find_models(
     """
     sources: dict[str, str] = {}
     for name, source in map(_split_name, names):
+        if not is_name(name):
+            problem = f"the name of a model is too long or has control characters: {name!r}"
+            raise InputError(problem, fix="give it another name: NAME=FOLDER")
         if sources.setdefault(name, source) != source:
             problem = f"two models have the name {name!r}"
             raise InputError(problem, fix="give one of them another name: NAME=FOLDER")
@@ -238,7 +243,7 @@ def _split_name(text: str) -> tuple[str, str]:
     (('base', 'runs/mlm/model'), ('calque-mini', 'calque-mini'))
     """
     name, equals, source = text.partition("=")
-    if equals and name and source and "/" not in name and not Path(text).exists():
+    if equals and name and source and "/" not in name and not os.path.exists(text):
         return name, source
     plain = text.rstrip("/") or text
     return plain, plain

@@ -292,7 +292,7 @@ def _match_files(roots: Sequence[Path], name: str, pattern: str) -> dict[str, Pa
     for root in roots:
         here: dict[str, Path] = {}
         for path in sorted((root / name).rglob("*.json*")):
-            if match := re.fullmatch(pattern, path.name):
+            if (match := re.fullmatch(pattern, path.name)) and path.is_file():
                 language = match["language"]
                 if language in here:
                     problem = f"{path.name} is a second file for {language!r}"
