@@ -128,7 +128,8 @@ def test_an_interrupted_run_is_resumed(
     with monkeypatch.context() as patch:
         patch.setattr(tool.Translator, "translate_block", stop_at_second)
         assert run([*command, "-o", "out"]) == 130
-    assert "out.partial: continue this run with --resume" in capfd.readouterr().err
+    kept = f"the finished work is kept in {Path('out.partial').absolute()}: continue with --resume"
+    assert capfd.readouterr().err.endswith(f"calque: interrupted; {kept}\n")
     assert not Path("out").exists()
     assert run([*command, "-o", "out"]) == 2
     assert "this folder holds an unfinished run" in capfd.readouterr().err

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import gzip
+import hashlib
 import json
 import lzma
 import os
+import resource
 import signal
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +27,7 @@ from calque.io.resumable import (
     BlockRecord,
     JournaledFile,
     ResumableFile,
+    ResumeWarning,
     check_no_unfinished_run,
     check_resumable_output,
     compress_block,
@@ -53,7 +58,7 @@ def interrupt(target: Path, n_blocks: int, error: BaseException | None = None) -
         assert file.begin_block(b"input of " + block)
         file.append(block, (1, len(block)))
     if error is None:
-        file.part.close()
+        file._stack.close()
     else:
         file.__exit__(type(error), error, None)
 
@@ -130,6 +135,62 @@ def test_an_unfinished_run_is_not_discarded(tmp_path: Path) -> None:
     assert write(tmp_path / "out", resume=True)[0] == 7
 
 
+@pytest.mark.parametrize("damage", [b"LINE", b"", b"line 9\n"])
+def test_damaged_blocks_are_computed_again(tmp_path: Path, damage: bytes) -> None:
+    interrupt(tmp_path / "out", 6)
+    part = tmp_path / "out.partial" / "part-0"
+    part.write_bytes(part.read_bytes().replace(b"line 3\n", damage, 1))
+    with pytest.warns(ResumeWarning, match="3 finished blocks are kept"):
+        assert write(tmp_path / "out", resume=True) == (7, len(WHOLE))
+    assert (tmp_path / "out").read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("part-0", lambda content: content.replace(b"line 3", b"line 4", 1)),
+        ("part-0", lambda content: content[:-1]),
+        ("part-0.journal", lambda content: content[: content.index(b"[4, ")]),
+        ("part-0.journal", lambda content: content.replace(b", 1, ", b", 2, ")),
+    ],
+)
+def test_blocks_damaged_before_they_are_merged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    damage: Callable[[bytes], bytes],
+    has_links: bool,
+) -> None:
+    if not has_links:
+        monkeypatch.setattr(os, "link", refuse_links)
+    merge = resumable._merge_parts
+
+    def damage_and_merge(*arguments: Any) -> Any:
+        path = tmp_path / "out.partial" / file
+        path.write_bytes(damage(path.read_bytes()))
+        return merge(*arguments)
+
+    monkeypatch.setattr(resumable, "_merge_parts", damage_and_merge)
+    with pytest.raises(InputError, match=r"part-0: block \d is damaged \(use --resume"):
+        write(tmp_path / "out")
+    monkeypatch.setattr(resumable, "_merge_parts", merge)
+    assert not (tmp_path / "out").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResumeWarning)
+        write(tmp_path / "out", resume=True)
+    assert (tmp_path / "out").read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize("settings", [b"", b"{", b"[" * 100_000, b"[]", b'{"input_size": null}'])
+def test_damaged_settings_start_the_run_again(tmp_path: Path, settings: bytes) -> None:
+    interrupt(tmp_path / "out", 3)
+    (tmp_path / "out.partial" / "settings.json").write_bytes(settings)
+    with pytest.warns(ResumeWarning, match=r"out\.partial: the run cannot be resumed and starts"):
+        assert write(tmp_path / "out", resume=True) == (7, len(WHOLE))
+    assert (tmp_path / "out").read_bytes() == WHOLE
+
+
 def test_nothing_to_resume_is_a_new_run(tmp_path: Path) -> None:
     write(tmp_path / "out", resume=True)
     assert (tmp_path / "out").read_bytes() == WHOLE
@@ -170,20 +231,24 @@ def test_another_input_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_only_resumable_work_is_kept(tmp_path: Path) -> None:
-    folder = partial_folder(tmp_path / "out")
-    interrupt(tmp_path / "out", 3, KeyboardInterrupt())
+    folder, interruption = partial_folder(tmp_path / "out"), KeyboardInterrupt()
+    interrupt(tmp_path / "out", 3, interruption)
     assert folder.exists()
+    kept = f"the finished work is kept in {folder}: continue with --resume"
+    assert interruption.__notes__ == [kept]
     write(tmp_path / "out", resume=True)
     for n_blocks, error in ((3, InputError("bad line")), (0, KeyboardInterrupt())):
         interrupt(tmp_path / "out", n_blocks, error)
         assert not folder.exists()
+        assert not hasattr(error, "__notes__")
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_input_from_a_pipe_cannot_be_resumed(tmp_path: Path) -> None:
     file = ResumableFile(tmp_path / "out", SETTINGS | {"input_size": None})
     file.begin_block(b"x")
     file.append(b"half", (1, 4))
-    file.part.close()  # as a kill would
+    file._stack.close()  # as a kill would
     check_no_unfinished_run(tmp_path / "out", resume=False)
     assert write(tmp_path / "out") == (
         7,
@@ -194,30 +259,52 @@ def test_input_from_a_pipe_cannot_be_resumed(tmp_path: Path) -> None:
 
 def test_two_writers_at_once(tmp_path: Path) -> None:
     with ResumableFile(tmp_path / "out", SETTINGS | {"input_size": None}):
-        with pytest.raises(InputError, match="another process is writing here"):
-            write(tmp_path / "out")
+        for resume in (False, True):
+            with pytest.raises(
+                InputError, match=rf"out\.partial: process {os.getpid()} on .* writing"
+            ):
+                write(tmp_path / "out", resume=resume)
         assert partial_folder(tmp_path / "out").exists()
+    with ResumableFile(tmp_path / "other", SETTINGS) as file:
+        assert file.begin_block(b"x")
+        file.append(b"half", (1, 4))
+        with pytest.raises(InputError, match="is writing here"):
+            check_resumable_output(tmp_path / "other", [], resume=False)
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(JournaledFile, "append", fail)
-    with pytest.raises(InputError, match=r"no space left .*then use --resume"):
-        write(tmp_path / "out")
-    monkeypatch.undo()
-    write(tmp_path / "out", resume=True)
+    for module, name in ((resumable, "_sync"), (os, "replace")):
+        monkeypatch.setattr(module, name, fail)
+        with pytest.raises(InputError, match=r"out\S*: no space left on (the )?device .*free some"):
+            write(tmp_path / "out")
+        monkeypatch.undo()
+        write(tmp_path / "out", resume=True)
+        assert (tmp_path / "out").read_bytes() == WHOLE
+
+
+def test_a_disk_that_becomes_full(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(InputError, match=r"out: no space left .*then use --resume"):
+            write(tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert write(tmp_path / "out", resume=True) == (7, len(WHOLE))
     assert (tmp_path / "out").read_bytes() == WHOLE
+
+
+def refuse_links(*_: object) -> None:
+    raise OSError(errno.EPERM, "no links here")
 
 
 def test_without_hard_links_the_part_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.EPERM, "no links here")
-
-    monkeypatch.setattr(os, "link", fail)
+    monkeypatch.setattr(os, "link", refuse_links)
     monkeypatch.setattr(resumable, "COPY_BYTES", 5)
     write(tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == WHOLE
@@ -233,6 +320,20 @@ def test_foreign_files_are_not_touched(tmp_path: Path) -> None:
     partial_folder(tmp_path / "other").write_text("mine")
     with pytest.raises(InputError, match=r"other\.partial: this path is needed"):
         write(tmp_path / "other")
+
+
+def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    for target in ("elsewhere", "nowhere"):
+        link = tmp_path / "out.partial"
+        link.symlink_to(target)
+        for resume in (False, True):
+            with pytest.raises(InputError, match=r"out\.partial: .* it is a symbolic link"):
+                write(tmp_path / "out", resume=resume)
+            with pytest.raises(InputError, match=r"out\.partial: .* it is a symbolic link"):
+                check_resumable_output(tmp_path / "out", [], resume=resume)
+        link.unlink()
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_folder_that_cannot_be_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +388,7 @@ def test_blocks_of_several_processes_are_merged_in_order(tmp_path: Path, n_ranks
 def test_one_process_cannot_resume_the_work_of_two(tmp_path: Path) -> None:
     for rank in (0, 1):
         file = ResumableFile(tmp_path / "out", SETTINGS, shard=PretendShard(rank, 2))
+        file._stack.close()
         file.part.close()
     with pytest.raises(InputError, match="started with processes 2, not 1"):
         write(tmp_path / "out", resume=True)
@@ -333,14 +435,28 @@ def reopen(path: Path) -> BlockRecord | None:
     return file.last
 
 
+def digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def records(path: Path) -> list[BlockRecord]:
+    return [record for record, _ in read_records(path)]
+
+
+RECORDS = [
+    BlockRecord(0, 6, "digest 0", digest(b"first\n"), (0, 10)),
+    BlockRecord(3, 6, "digest 1", digest(b""), (1, 10)),
+    BlockRecord(6, 18, "digest 2", digest(b"third block\n"), (2, 10)),
+]
+
+
 def test_journal_records(part: Path) -> None:
     assert part.read_bytes() == b"".join(JOURNAL_BLOCKS)
-    assert list(read_records(part)) == [
-        BlockRecord(0, 6, "digest 0", (0, 10)),
-        BlockRecord(3, 6, "digest 1", (1, 10)),
-        BlockRecord(6, 18, "digest 2", (2, 10)),
-    ]
-    assert reopen(part) == BlockRecord(6, 18, "digest 2", (2, 10))
+    assert records(part) == RECORDS
+    assert reopen(part) == RECORDS[-1]
+    first = journal_path(part).read_text().splitlines()[0]
+    content = f'[0, 6, "digest 0", "{digest(b"first" + bytes([10]))}", 0, 10]'
+    assert first == f"{content} {digest(content.encode())}"
 
 
 def test_every_truncation_of_the_journal_is_recovered(part: Path) -> None:
@@ -356,9 +472,46 @@ def test_every_truncation_of_the_journal_is_recovered(part: Path) -> None:
         assert journal_path(part).read_bytes() == journal[: ends[n_whole]]
 
 
+@pytest.mark.parametrize("file", ["part", "part.journal"])
+def test_every_changed_byte_is_noticed(part: Path, file: str) -> None:
+    damaged = part.with_name(file)
+    journal, data, content = (
+        journal_path(part).read_bytes(),
+        part.read_bytes(),
+        damaged.read_bytes(),
+    )
+    for position, byte in enumerate(content):
+        journal_path(part).write_bytes(journal)
+        part.write_bytes(data)
+        changed = bytearray(content)
+        changed[position] = byte ^ 1
+        damaged.write_bytes(changed)
+        is_last_line_end = file == "part.journal" and position == len(content) - 1  # as if killed
+        kept = pytest.warns(ResumeWarning, match=r"part: .* finished blocks are kept, and the")
+        with nullcontext() if is_last_line_end else kept:
+            reopen(part)
+        n_kept = len(records(part))
+        assert n_kept < 3
+        assert records(part) == RECORDS[:n_kept]
+        assert part.read_bytes() == b"".join(JOURNAL_BLOCKS[:n_kept])
+
+
+def test_removed_and_exchanged_records_are_noticed(part: Path) -> None:
+    first, second, third = journal_path(part).read_bytes().splitlines(True)
+    for lines, n_kept in (
+        ([second, third], 0),
+        ([first, third], 1),
+        ([first, first, second, third], 1),
+        ([second, first, third], 0),
+    ):
+        journal_path(part).write_bytes(b"".join(lines))
+        assert records(part) == RECORDS[:n_kept]
+
+
 def test_a_record_without_its_block_is_dropped(part: Path) -> None:
     part.write_bytes(part.read_bytes()[:10])
-    assert reopen(part) == BlockRecord(3, 6, "digest 1", (1, 10))
+    with pytest.warns(ResumeWarning, match="2 finished blocks are kept"):
+        assert reopen(part) == RECORDS[1]
     assert part.read_bytes() == b"first\n"
 
 
@@ -368,30 +521,18 @@ def test_appending_after_recovery(part: Path) -> None:
     file.append(9, b"fourth\n", "digest 3", (3, 10))
     file.close()
     assert part.read_bytes() == b"".join(JOURNAL_BLOCKS) + b"fourth\n"
-    assert [record.end for record in read_records(part)] == [6, 6, 18, 25]
+    assert [record.end for record in records(part)] == [6, 6, 18, 25]
 
 
-def test_invalid_journals_are_empty(part: Path) -> None:
-    for content in (b"5\n", b"null\n", b"[]\n", b'{"a": 1}\n', b"\xff\n"):
-        journal_path(part).write_bytes(content)
-        assert list(read_records(part)) == []
-
-
-def test_clear(part: Path) -> None:
-    file = JournaledFile(part)
-    file.clear()
-    file.append(0, b"new\n", "d", ())
-    file.close()
-    assert part.read_bytes() == b"new\n"
-    assert list(read_records(part)) == [BlockRecord(0, 4, "d", ())]
-
-
-def test_a_journaled_file_is_locked(part: Path) -> None:
-    file = JournaledFile(part)
-    with pytest.raises(InputError, match="part: another process is writing here"):
-        JournaledFile(part)
-    file.close()
-    assert reopen(part) is not None
+@pytest.mark.parametrize(
+    "content", [b"5\n", b"null\n", b"[]\n", b"\xff\n", b'[0, 6, "digest of version 0.1", 0, 10]\n']
+)
+def test_invalid_journals_start_again(part: Path, content: bytes) -> None:
+    journal_path(part).write_bytes(content)
+    assert records(part) == []
+    with pytest.warns(ResumeWarning, match="0 finished blocks are kept"):
+        assert reopen(part) is None
+    assert part.read_bytes() == journal_path(part).read_bytes() == b""
 
 
 # Compressed blocks and outputs

@@ -208,50 +208,44 @@ def align(
     its blocks are in FILE.partial/. With --gold, links are written only with -o.
     """  # noqa: D301 (a backspace keeps the lines of the examples apart)
     from calque.cli.console import print_summary, progress_bar
-    from calque.word_alignment.file_job import align_file, find_unfinished
+    from calque.word_alignment.file_job import align_file
 
     started = time.perf_counter()
     is_stdout = (output is None and gold is None) or str(output) == "-"
-    try:
-        with progress_bar() if sys.stderr.isatty() else nullcontext() as progress:
-            result = align_file(
-                file,
-                tgt,
-                output="-" if is_stdout and not sweep else output,
-                aligner=aligner,
-                model=model,
-                method=method,
-                layer=layer,
-                encode=encode,
-                languages=languages,
-                maps=maps,
-                tokenize=tokenize,
-                input_format=input_format,
-                format=format,
-                scores=scores,
-                gold=gold,
-                gold_from_one=gold_from_one,
-                sweep=sweep,
-                bitext=bitext or (),
-                tokenize_bitext=tokenize_bitext,
-                reverse_bitext=reverse_bitext,
-                save=save,
-                load=load,
-                symmetrize=symmetrize,
-                adapt=adapt,
-                adapt_steps=adapt_steps,
-                save_model=save_model,
-                skip_bad=skip_bad,
-                resume=resume,
-                batch_tokens=batch_tokens,
-                device=device,
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        unfinished = None if output is None else find_unfinished(output)
-        if unfinished is not None:
-            print(f"{unfinished}: continue with --resume", file=sys.stderr)
-        raise
+    with progress_bar() if sys.stderr.isatty() else nullcontext() as progress:
+        result = align_file(
+            file,
+            tgt,
+            output="-" if is_stdout and not sweep else output,
+            aligner=aligner,
+            model=model,
+            method=method,
+            layer=layer,
+            encode=encode,
+            languages=languages,
+            maps=maps,
+            tokenize=tokenize,
+            input_format=input_format,
+            format=format,
+            scores=scores,
+            gold=gold,
+            gold_from_one=gold_from_one,
+            sweep=sweep,
+            bitext=bitext or (),
+            tokenize_bitext=tokenize_bitext,
+            reverse_bitext=reverse_bitext,
+            save=save,
+            load=load,
+            symmetrize=symmetrize,
+            adapt=adapt,
+            adapt_steps=adapt_steps,
+            save_model=save_model,
+            skip_bad=skip_bad,
+            resume=resume,
+            batch_tokens=batch_tokens,
+            device=device,
+            progress=progress,
+        )
     if not result.is_main:
         return
     if result.gold is not None or result.sweep is not None:

@@ -100,27 +100,23 @@ def translate(
     from calque.translation.translate import translate_file
 
     started = time.perf_counter()
-    try:
-        with progress_bar() as progress:
-            result = translate_file(
-                model,
-                file,
-                output=output,
-                src_lang=src_lang,
-                tgt_lang=tgt_lang,
-                beams=beams,
-                length_penalty=length_penalty,
-                nbest=nbest,
-                score=score,
-                resume=resume,
-                skip_bad=skip_bad,
-                batch_tokens=batch_tokens,
-                device=device,
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        _print_how_to_resume(output)
-        raise
+    with progress_bar() as progress:
+        result = translate_file(
+            model,
+            file,
+            output=output,
+            src_lang=src_lang,
+            tgt_lang=tgt_lang,
+            beams=beams,
+            length_penalty=length_penalty,
+            nbest=nbest,
+            score=score,
+            resume=resume,
+            skip_bad=skip_bad,
+            batch_tokens=batch_tokens,
+            device=device,
+            progress=progress,
+        )
     if (scores := result.scores) is not None:
         print(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}", file=sys.stderr)
         print(f"chrF {scores.chrf:.2f}  {scores.chrf_signature}", file=sys.stderr)
@@ -136,15 +132,6 @@ def translate(
     ]
     notes += [f"{number:,} {what}" for number, what in unusual if number]
     print_summary(result.output or "standard output", notes, started)
-
-
-def _print_how_to_resume(output: Path | None) -> None:
-    from calque.io.resumable import partial_folder, read_run_settings
-
-    if output is not None and str(output) != "-":
-        folder = partial_folder(output)
-        if read_run_settings(folder) is not None:
-            print(f"{folder}: continue this run with --resume", file=sys.stderr)
 
 
 def attention(

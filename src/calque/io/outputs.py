@@ -17,6 +17,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from calque.errors import InputError
+from calque.io.checksums import check_files, describe_files
 from calque.io.files import sync_path
 from calque.io.locks import (
     PARTIAL,
@@ -95,8 +96,7 @@ def write_model_folder(
 
     def fill_and_list(draft: Path) -> None:
         fill(draft)
-        files = {path.name: _describe(path) for path in sorted(draft.iterdir())}
-        manifest = {"format": format, **settings, "files": files}
+        manifest = {"format": format, **settings, "files": describe_files(draft)}
         text = json.dumps(manifest, ensure_ascii=False, indent=2) + "\n"
         (draft / MANIFEST).write_text(text, "utf-8")
 
@@ -110,16 +110,7 @@ def read_model_folder(folder: Path, format: str) -> dict[str, Any]:
     if manifest.get("format") != format:
         found = manifest.get("format") or "another kind of model"
         raise InputError(f"the folder holds {found} instead of {format}", file=folder)
-    for name, expected in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise InputError("the file is missing", file=path, fix=AGAIN)
-        found = _describe(path)
-        if found != expected:
-            detail = "its checksum is wrong"
-            if isinstance(expected, dict) and found["bytes"] != expected.get("bytes"):
-                detail = f"it has {found['bytes']} bytes instead of {expected.get('bytes')}"
-            raise InputError(f"the file is damaged: {detail}", file=path, fix=AGAIN)
+    check_files(folder, manifest["files"], fix=AGAIN)
     return manifest
 
 
@@ -146,12 +137,6 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if any(Path(name).name != name for name in files):
         raise InputError("the manifest names files outside its folder", file=path, fix=AGAIN)
     return manifest
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def write_word_list(path: Path, words: list[str]) -> None:

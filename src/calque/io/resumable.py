@@ -4,17 +4,19 @@ Unfinished work for FILE is kept in the folder `FILE.partial`:
 
     settings.json     settings of the run; a resumed run must have the same
     part-N            output of process N, block after block
-    part-N.journal    one line per finished block: [number, end, digest of the input, counts ...]
+    part-N.journal    one line per finished block: [number, end, digests, counts ...] digest
 
 A block counts as finished when its line is in the journal. The line is written after the block
 itself has reached the disk, and whatever a crash leaves behind the last line is cut off. When all
 blocks are finished, the parts are merged in the order of the input and replace FILE in one step.
+
+A line has the digests of all input up to this block, of the block itself, and of all lines up to
+this one. They are verified when a run is resumed and when the parts are merged. The first damaged
+block and all that follow it are computed again.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import gzip
 import hashlib
 import json
@@ -23,17 +25,19 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, TypeAlias
 
-from calque.errors import InputError
+from calque.errors import InputError, printable
 from calque.io.files import DISK_FULL, check_output_file, sync_path, write_atomically
+from calque.io.locks import lock_output
 from calque.io.shards import Shard
+from calque.io.structured import read_json
 
 RunSettings: TypeAlias = Mapping[str, str | int | float | bool | None]
 Counts: TypeAlias = tuple[int, ...]
@@ -42,7 +46,12 @@ SETTINGS = "settings.json"
 INPUT_SIZE = "input_size"  # the setting that is None if the input cannot be read twice
 OWN_FILES = re.compile(r"part-\d+(?:\.journal)?|whole|settings\.json|\.calque-\w+\.partial")
 COPY_BYTES = 1 << 20
+DIGEST_BYTES = 16
 REMOVE = "or remove this folder to start again"
+
+
+class ResumeWarning(UserWarning):
+    """A part of the unfinished work is damaged and is computed again."""
 
 
 class BlockSink(Protocol):
@@ -155,6 +164,7 @@ class ResumableFile:
         self.n_blocks, self.digest = 0, b""
         self.counts_before: Counts = ()
         self.is_resumed = self.must_keep = False
+        self._stack = ExitStack()
         part = self.shard.run_on_main(lambda: self._open_folder(resume))
         self.part = part or JournaledFile(self.parts[self.shard.rank])
 
@@ -165,28 +175,27 @@ class ResumableFile:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self.part.close()
-        if error is not None and self.shard.is_main and not self._is_worth_keeping(error):
-            shutil.rmtree(self.folder)
+        with self._stack:  # unlocks the output
+            if error is None or not self.shard.is_main:
+                return
+            if not self._is_worth_keeping(error):
+                shutil.rmtree(self.folder)
+            elif isinstance(error, KeyboardInterrupt):
+                add_resume_note(error, self.folder)
 
     def begin_block(self, content: bytes) -> bool:
         """Register the next block of the input; return whether this process must compute it."""
         number, self.n_blocks = self.n_blocks, self.n_blocks + 1
-        self.digest = hashlib.blake2b(self.digest + content, digest_size=16).digest()
+        self.digest = _digest(self.digest + content)
         last = self.part.last
-        if last is not None and number == last.block and self.digest.hex() != last.digest:
+        if last is not None and number == last.block and self.digest.hex() != last.input_digest:
             raise self._input_changed()
         return self.shard.owns(number) and (last is None or number > last.block)
 
     def append(self, content: bytes, counts: Counts) -> None:
         """Write the output of the block that was registered last."""
-        try:
+        with self._explain_full_disk():
             self.part.append(self.n_blocks - 1, content, self.digest.hex(), counts)
-        except OSError as error:
-            self.must_keep = True
-            if error.errno not in DISK_FULL:
-                raise
-            problem, fix = "no space left on the device", "free some space, then use --resume"
-            raise InputError(problem, file=self.target, fix=fix) from error
 
     def finish(self, empty: bytes = b"") -> Counts:
         """Merge the blocks of all processes into the file and return the sums of their counts.
@@ -200,12 +209,12 @@ class ResumableFile:
             return ()
         self.must_keep = True
         whole = self.folder / "whole"
-        _merge_parts(self.parts, whole)
-        if whole.stat().st_size == 0:
-            whole.write_bytes(empty)
-        counts = _sum_counts(self.parts)
-        os.replace(whole, self.target)
-        sync_path(self.target.parent)
+        with self._explain_full_disk():
+            counts = _merge_parts(self.parts, whole, self.n_blocks)
+            if whole.stat().st_size == 0:
+                whole.write_bytes(empty)
+            os.replace(whole, self.target)
+            sync_path(self.target.parent)
         # Without the settings the rest cannot be resumed, and a later run may remove it.
         (self.folder / SETTINGS).unlink()
         shutil.rmtree(self.folder)
@@ -213,29 +222,47 @@ class ResumableFile:
 
     def _open_folder(self, resume: bool) -> JournaledFile:
         """Create the folder, or reuse that of an unfinished run, and open the first part."""
-        check_no_unfinished_run(self.target, resume)
+        with ExitStack() as stack:
+            stack.enter_context(lock_output(self.folder))
+            found = self._read_settings(resume)
+            try:
+                self.folder.mkdir(exist_ok=True)
+                if found is None:
+                    for path in self.folder.iterdir():
+                        path.unlink()
+                    with write_atomically(self.folder / SETTINGS) as stream:
+                        json.dump(self.settings, stream)
+                part = stack.enter_context(JournaledFile(self.parts[0]))
+            except OSError as error:
+                problem = (error.strerror or str(error)).lower()
+                raise InputError(problem, file=self.folder, fix="choose another output") from error
+            self.counts_before = _sum_counts(self.parts)
+            self._stack = stack.pop_all()
+            return part
+
+    def _read_settings(self, resume: bool) -> RunSettings | None:
+        """Return the settings of a run to resume, which must be the same, or None."""
+        check_own_files(self.folder, OWN_FILES)
+        found = read_run_settings(self.folder)
+        if found is not None:
+            if not resume:
+                raise unfinished_run_error(self.folder)
+            check_same_settings(found, self.settings, self.folder)
+            self.is_resumed = True
+        elif resume and (self.folder / SETTINGS).exists():
+            warn_of_damage(self.folder, "the run cannot be resumed and starts again")
+        return found
+
+    @contextmanager
+    def _explain_full_disk(self) -> Iterator[None]:
         try:
-            self.folder.mkdir(exist_ok=True)
-            part = JournaledFile(self.parts[0])
+            yield
         except OSError as error:
-            problem = (error.strerror or str(error)).lower()
-            raise InputError(problem, file=self.folder, fix="choose another output") from error
-        try:
-            found = read_run_settings(self.folder)
-            if found is not None:
-                self.is_resumed = True
-                check_same_settings(found, self.settings, self.folder)
-                self.counts_before = _sum_counts(self.parts)
-                return part
-            part.clear()
-            for path in set(self.folder.iterdir()) - {part.path, journal_path(part.path)}:
-                path.unlink()
-            with write_atomically(self.folder / SETTINGS) as stream:
-                json.dump(self.settings, stream)
-        except BaseException:
-            part.close()
-            raise
-        return part
+            self.must_keep = True
+            if error.errno not in DISK_FULL:
+                raise
+            problem, fix = "no space left on the device", "free some space, then use --resume"
+            raise InputError(problem, file=self.target, fix=fix) from error
 
     def _is_worth_keeping(self, error: BaseException) -> bool:
         if self.must_keep or self.is_resumed:
@@ -260,16 +287,31 @@ def check_no_unfinished_run(target: Path, resume: bool) -> None:
     folder = partial_folder(target)
     check_own_files(folder, OWN_FILES)
     if not resume and read_run_settings(folder) is not None:
-        raise unfinished_run_error(folder)
+        with lock_output(folder):  # raises an error if the run is not interrupted
+            raise unfinished_run_error(folder)
 
 
 def check_own_files(folder: Path, own_files: re.Pattern[str]) -> None:
-    """Raise InputError if a folder for unfinished work exists and holds anything else."""
-    if folder.exists() and not (
+    """Raise InputError if a path for unfinished work holds anything else."""
+    problem = None
+    if folder.is_symlink():
+        problem = "this path is needed for unfinished work, but it is a symbolic link"
+    elif folder.exists() and not (
         folder.is_dir() and all(map(own_files.fullmatch, os.listdir(folder)))
     ):
         problem = "this path is needed for unfinished work, but it holds something else"
+    if problem is not None:
         raise InputError(problem, file=folder, fix="move it, or choose another output")
+
+
+def add_resume_note(error: BaseException, folder: Path) -> None:
+    """Add to an interruption where the finished work is, for the last line that users see."""
+    error.add_note(f"the finished work is kept in {folder}: continue with --resume")
+
+
+def warn_of_damage(place: object, problem: str) -> None:
+    """Warn that a part of the unfinished work is computed again."""
+    warnings.warn(f"{printable(place)}: {problem}", ResumeWarning, stacklevel=3)
 
 
 def unfinished_run_error(folder: Path) -> InputError:
@@ -281,10 +323,10 @@ def unfinished_run_error(folder: Path) -> InputError:
 def read_run_settings(folder: Path) -> RunSettings | None:
     """Return the settings of an unfinished run that can be resumed, or None."""
     try:
-        found: RunSettings = json.loads((folder / SETTINGS).read_text("utf-8"))
-        return None if found[INPUT_SIZE] is None else found
-    except (OSError, ValueError, LookupError, TypeError):
+        found = read_json(folder / SETTINGS, dict)
+    except InputError:
         return None
+    return None if found.get(INPUT_SIZE) is None else found
 
 
 def check_same_settings(old: RunSettings, new: RunSettings, folder: Path) -> None:
@@ -302,103 +344,141 @@ def _show(value: object) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
-def _merge_parts(parts: Sequence[Path], whole: Path) -> None:
-    """Write the blocks of all processes one after another, in the order of the input."""
+def _merge_parts(parts: Sequence[Path], whole: Path, n_blocks: int) -> Counts:
+    """Write the blocks of all processes in the order of the input; return the sums of counts.
+
+    The blocks of a single process are one file already.
+    """
     whole.unlink(missing_ok=True)
-    if len(parts) == 1:
-        with suppress(OSError):  # a file system without hard links: copy
-            os.link(parts[0], whole)
-            return
-    records = [read_records(part) for part in parts]
+    fix = "use --resume to compute again what is damaged"
+    records = [(record for record, _ in read_records(part)) for part in parts]
+    found = []
     with ExitStack() as stack:
         streams = [stack.enter_context(open(part, "rb")) for part in parts]
-        output = stack.enter_context(open(whole, "wb"))
-        for block in count():
-            rank = block % len(parts)
-            record = next(records[rank], None)
-            if record is None:
-                break
-            _copy(streams[rank], output, record.end)
-        _sync(output)
+        is_linked = len(parts) == 1 and _link(parts[0], whole)
+        output = None if is_linked else stack.enter_context(open(whole, "wb"))
+        for block in range(n_blocks):
+            stream, record = streams[block % len(parts)], next(records[block % len(parts)], None)
+            if record is None or not _copy_block(stream, record, output):
+                problem = f"block {block + 1} is damaged"
+                raise InputError(problem, file=stream.name, fix=fix)
+            found.append(record.counts)
+        if output is not None:
+            _sync(output)
+        elif streams[0].read(1):
+            raise InputError("the file is longer than its journal says", file=parts[0], fix=fix)
+    return tuple(map(sum, zip(*found, strict=True)))
 
 
-def _copy(stream: BinaryIO, output: BinaryIO, end: int) -> None:
-    while n_left := end - stream.tell():
-        content = stream.read(min(n_left, COPY_BYTES))
-        if not content:
-            problem = "the file is shorter than its journal says"
-            raise InputError(problem, file=stream.name, fix="remove its folder to start again")
-        output.write(content)
+def _link(path: Path, other: Path) -> bool:
+    with suppress(OSError):  # a file system without hard links
+        os.link(path, other)
+        return True
+    return False
+
+
+def _copy_block(stream: BinaryIO, record: BlockRecord, output: BinaryIO | None = None) -> bool:
+    """Copy a block, or read it if there is no output; return whether its digest is right."""
+    digest, n_left = hashlib.blake2b(digest_size=DIGEST_BYTES), record.end - stream.tell()
+    while n_left > 0 and (content := stream.read(min(n_left, COPY_BYTES))):
+        n_left -= len(content)
+        digest.update(content)
+        if output is not None:
+            output.write(content)
+    return n_left == 0 and digest.hexdigest() == record.output_digest
 
 
 def _sum_counts(parts: Sequence[Path]) -> Counts:
-    counts = [record.counts for part in parts for record in read_records(part)]
+    counts = [record.counts for part in parts for record, _ in read_records(part)]
     return tuple(map(sum, zip(*counts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRecord:
-    """A line of the journal: a finished block, its end, and the digest of the input so far."""
+    """A line of the journal: a finished block, its end, digests and counts."""
 
     block: int
     end: int
-    digest: str
+    input_digest: str
+    output_digest: str
     counts: Counts
 
-    def to_line(self) -> bytes:
-        """Return the line of the journal."""
-        return json.dumps([self.block, self.end, self.digest, *self.counts]).encode() + b"\n"
+    def to_line(self, before: bytes) -> bytes:
+        """Return the line of the journal; `before` is the line before it, or empty."""
+        fields = [self.block, self.end, self.input_digest, self.output_digest, *self.counts]
+        return _seal(json.dumps(fields).encode(), before)
 
     @classmethod
-    def from_line(cls, line: bytes) -> BlockRecord:
-        """Parse a line of the journal; raise ValueError if it is incomplete."""
-        block, end, digest, *counts = json.loads(line)
-        if not line.endswith(b"\n"):
-            raise ValueError("the line has no end")
-        return cls(block, end, digest, tuple(counts))
+    def from_line(cls, line: bytes, before: bytes) -> BlockRecord | None:
+        """Parse a line of the journal; return None if it is incomplete or damaged."""
+        content = line.rpartition(b" ")[0]
+        if line != _seal(content, before):
+            return None
+        block, end, input_digest, output_digest, *counts = json.loads(content)
+        return cls(block, end, input_digest, output_digest, tuple(counts))
+
+
+def _seal(content: bytes, before: bytes) -> bytes:
+    """Return a line that ends with the digest of its content and the digest before it."""
+    return b"%s %s\n" % (content, _digest(before[-2 * DIGEST_BYTES - 1 :] + content).hex().encode())
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 class JournaledFile:
-    """A file of blocks with the journal `NAME.journal` beside it, locked by one process.
+    """A file of blocks with the journal `NAME.journal` beside it.
 
     `last` is the newest finished block.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.data: BinaryIO = open(path, "ab")  # noqa: SIM115
-        lock_file(self.data, path)
-        self.journal: BinaryIO = open(journal_path(path), "ab")  # noqa: SIM115
         self.last: BlockRecord | None = None
-        self._recover()
+        self.last_line = b""
+        with ExitStack() as stack:
+            self.data: BinaryIO = stack.enter_context(open(path, "ab"))
+            self.journal: BinaryIO = stack.enter_context(open(journal_path(path), "ab"))
+            self._recover()
+            stack.pop_all()
 
-    def append(self, block: int, content: bytes, digest: str, counts: Counts) -> None:
+    def __enter__(self) -> JournaledFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def append(self, block: int, content: bytes, input_digest: str, counts: Counts) -> None:
         """Write a block, wait until it has reached the disk, and record it in the journal."""
         self.data.write(content)
         _sync(self.data)
-        record = BlockRecord(block, self.data.tell(), digest, counts)
-        self.journal.write(record.to_line())
-        self.last = record  # set before the sync, which Ctrl-C may interrupt: the line is written
+        output_digest = _digest(content).hex()
+        record = BlockRecord(block, self.data.tell(), input_digest, output_digest, counts)
+        line = record.to_line(self.last_line)
+        self.journal.write(line)
+        # Set before the sync, which Ctrl-C may interrupt: the line is written.
+        self.last, self.last_line = record, line
         _sync(self.journal)
 
-    def clear(self) -> None:
-        """Remove all blocks."""
-        for stream in (self.data, self.journal):
-            stream.truncate(0)
-        self.last = None
-
     def close(self) -> None:
-        """Close both files and release the lock."""
-        self.data.close()
-        self.journal.close()
+        """Close both files; what a full disk did not take is lost."""
+        for stream in (self.data, self.journal):
+            with suppress(OSError):
+                stream.close()
 
     def _recover(self) -> None:
-        """Cut off blocks that are not in the journal, and records of blocks not in the file."""
-        n_bytes, n_journal = os.fstat(self.data.fileno()).st_size, 0
-        for record in read_records(self.path):
-            if record.end > n_bytes:
-                break
-            self.last, n_journal = record, n_journal + len(record.to_line())
+        """Cut off the first damaged block and all that follow, and what is not in the journal."""
+        n_blocks = n_journal = 0
+        with open(self.path, "rb") as content:
+            for record, line in read_records(self.path):
+                if not _copy_block(content, record):
+                    break
+                self.last, self.last_line = record, line
+                n_blocks, n_journal = n_blocks + 1, n_journal + len(line)
+        if b"\n" in journal_path(self.path).read_bytes()[n_journal:]:
+            kept = f"{n_blocks:,} finished blocks are kept, and the others are computed again"
+            warn_of_damage(self.path, f"a block or its record is damaged: {kept}")
         self.data.truncate(0 if self.last is None else self.last.end)
         self.journal.truncate(n_journal)
         for stream in (self.data, self.journal):
@@ -410,29 +490,18 @@ def journal_path(path: Path) -> Path:
     return path.with_name(path.name + ".journal")
 
 
-def read_records(path: Path) -> Iterator[BlockRecord]:
-    """Read the journal of a file, up to the first incomplete line."""
+def read_records(path: Path) -> Iterator[tuple[BlockRecord, bytes]]:
+    """Read the records of a journal and their lines, up to the first incomplete or damaged one."""
     if not journal_path(path).exists():
         return
+    before = b""
     with open(journal_path(path), "rb") as lines:
         for line in lines:
-            try:
-                yield BlockRecord.from_line(line)
-            except (ValueError, TypeError):
+            record = BlockRecord.from_line(line, before)
+            if record is None:
                 return
-
-
-def lock_file(stream: BinaryIO, path: Path) -> None:
-    """Lock an open file; raise InputError, naming `path`, if another process has locked it."""
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        stream.close()
-        problem = "another process is writing here"
-        raise InputError(problem, file=path, fix="wait until it ends, or stop it") from None
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-            raise  # the others mean a file system without locks
+            yield record, line
+            before = line
 
 
 def _sync(stream: BinaryIO) -> None:

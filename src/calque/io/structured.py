@@ -39,6 +39,7 @@ MALFORMED = (
     RecursionError,
     TokenError,
 )
+JSON_NAMES: dict[type, str] = {dict: "a JSON object", list: "a JSON list"}
 ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -71,8 +72,7 @@ def read_json(path: Path, kind: type[ContentT], *, fix: str | None = None) -> Co
     """
     content = parse_json(read_document(path, fix=fix), file=path, fix=fix)
     if not isinstance(content, kind):
-        name = "object" if kind is dict else "list"
-        raise InputError(f"the file does not hold a JSON {name}", file=path, fix=fix)
+        raise InputError(f"the file does not hold {JSON_NAMES[kind]}", file=path, fix=fix)
     return content
 
 

@@ -34,8 +34,6 @@ from calque.io.resumable import (
     check_resumable_output,
     compress_block,
     open_sink,
-    partial_folder,
-    read_run_settings,
 )
 from calque.io.segmentation import SPACED_WORD, get_word_splitter
 from calque.io.shards import Shard, join_shard_group
@@ -274,12 +272,6 @@ def align_file(
         adapted_model=built.adapted_model,
         is_main=shard.is_main,
     )
-
-
-def find_unfinished(output: PathLike) -> Path | None:
-    """Return the folder of an interrupted run with this output, if it can be resumed."""
-    folder = partial_folder(Path(output))
-    return None if read_run_settings(folder) is None else folder
 
 
 def write_links(
