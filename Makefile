@@ -8,7 +8,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
 
-.PHONY: help demo test lint bench docs wheel clean
+.PHONY: help demo test campaign lint bench docs wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -20,6 +20,9 @@ demo: $(VENV)/.installed  ## install, then find translations with the embedded m
 
 test: $(VENV)/.installed-dev  ## install, then run the tests
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+campaign: $(VENV)/.installed-dev  ## damage inputs, kill and interrupt runs, fill disks (an hour)
+	$(BIN)/python -m tests.campaign $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## check style and types
 	$(BIN)/ruff check

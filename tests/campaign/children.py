@@ -97,6 +97,13 @@ class Child:
     ended: float = 0.0
     max_bytes: int = 0
 
+    def ends_within(self, seconds: float) -> bool:
+        """Wait until the process ends; return whether it takes no longer than so many seconds.
+
+        On a machine with more to do than it has cores, it may take longer.
+        """
+        return self.wait(seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+
     def wait(self, seconds: float) -> bool:
         """Wait until the process ends, for so many seconds at most; return whether it ended."""
         end = time.monotonic() + seconds
@@ -143,14 +150,12 @@ class Child:
 
 
 def start(
-    arguments: Sequence[str],
-    folder: Path,
-    *,
-    name: str = "run",
-    prepare: Callable[[], object] = lambda: None,
+    arguments: Sequence[str], folder: Path, *, prepare: Callable[[], object] = lambda: None
 ) -> Child:
     """Start `calque` with the folder as working directory; `prepare` is called in the child."""
     (folder / "tmp").mkdir(exist_ok=True)
+    name = f"run-{len(list(folder.glob('run-*.err')))}"
+    (folder / f"{name}.err").touch()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -162,7 +167,7 @@ def start(
 def run(arguments: Sequence[str], folder: Path, *, seconds: float = 60.0) -> Child:
     """Run `calque` to its end, or end it after so many seconds."""
     child = start(arguments, folder)
-    if not child.wait(seconds):
+    if not child.ends_within(seconds):
         child.end()
     return child
 

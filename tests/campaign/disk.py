@@ -46,7 +46,7 @@ def _try(command: Command, inputs: Path, folder: Path, rng: Random) -> Outcome:
     _mount(disk, f"size={size}")
     try:
         child = start_or_resume(command, folder, SECONDS)
-        if child.code is None:
+        if not child.ends_within(SECONDS):
             outcome.add("hang", f"not ended after {SECONDS:g} s")
             child.end()
         else:

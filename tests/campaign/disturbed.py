@@ -54,7 +54,7 @@ def start_or_resume(command: Command, folder: Path, seconds: float) -> Child:
 def finish(command: Command, inputs: Path, folder: Path, outcome: Outcome) -> None:
     """Continue a disturbed run to its end, and compare its outputs with an undisturbed run."""
     child = start_or_resume(command, folder, SECONDS)
-    if child.code is None:
+    if not child.ends_within(SECONDS):
         outcome.add("hang", f"resumed, but not ended after {SECONDS:g} s")
         child.end()
         return

@@ -84,7 +84,7 @@ def build_inputs(folder: Path) -> Path:
         assert child.wait(60) and child.code == -signal.SIGKILL, f"{command}: {child.stderr}"
         assert not child.find_orphans(), command
     shutil.rmtree(folder / "tmp")
-    for file in folder.glob("run.*"):
+    for file in folder.glob("run-*"):
         file.unlink()
     return inputs
 

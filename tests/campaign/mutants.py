@@ -68,7 +68,7 @@ def _try(case: Format, number: int, inputs: Path, folder: Path, rng: Random) -> 
         file = rng.choice(sorted(path for path in found if path.is_file()))
         how = mutate_file(file, rng)
     child = start(shlex.split(case.command), folder)
-    if not child.wait(SECONDS):
+    if not child.ends_within(SECONDS):
         outcome.add("hang", f"not ended after {SECONDS:g} s")
         child.end()
     else:

@@ -114,9 +114,15 @@ def judge_orphans(child: Child, outcome: Outcome, seconds: float = 3.0) -> None:
 
 
 def read_outputs(folder: Path) -> dict[str, str]:
-    """Return a digest of every file below a folder, without times and amounts of memory."""
+    """Return a digest of every file below a folder, without times and amounts of memory.
+
+    Of checkpoints, only the last one counts: an interrupted run has another one before it.
+    """
     found = {}
+    steps = sorted(folder.glob("*/step-*"))[:-1]
     for path in sorted(folder.rglob("*")):
+        if any(path.is_relative_to(step) for step in steps):
+            continue
         name = str(path.relative_to(folder))
         if path.is_symlink() or not path.is_file():
             found[name] = "folder" if path.is_dir() else "special"

@@ -49,11 +49,11 @@ def _try(command: Command, inputs: Path, folder: Path, rng: Random) -> Outcome:
             arguments = child.arguments
     is_done = read_outputs(folder / "out") == expected
     delay = rng.choice((0.0, rng.uniform(0, duration)))
-    first = start(arguments, folder, name="first")
+    first = start(arguments, folder)
     time.sleep(delay)
-    second = start(arguments, folder, name="second")
+    second = start(arguments, folder)
     for child, other in ((first, second), (second, first)):
-        if not child.wait(SECONDS):
+        if not child.ends_within(SECONDS):
             outcome.add("hang", f"not ended after {SECONDS:g} s")
             child.end()
             continue
