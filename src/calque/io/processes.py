@@ -20,8 +20,12 @@ def block_stop_signals() -> Iterator[None]:
 
     A worker process is not disturbed then while it imports modules, before `start_worker`.
     """
+    from multiprocessing import resource_tracker
+
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
+        resource_tracker.ensure_running()  # it must outlive a signal, too; it unblocks some signals
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

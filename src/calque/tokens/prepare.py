@@ -443,7 +443,8 @@ def _start_encoder(tokenizer: Path, n_workers: int) -> Iterator[Encode]:
             _WORKER.clear()
         return
     context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(n_workers, context, _start_worker, (tokenizer,))
+    with block_stop_signals():
+        executor = ProcessPoolExecutor(n_workers, context, _start_worker, (tokenizer,))
     try:
         yield lambda blocks, work: _map_in_order(executor, blocks, work, 4 * n_workers)
     except BrokenProcessPool as error:

@@ -7,6 +7,7 @@ batches r, r + n, r + 2n, … A position is three integers, so that a run resume
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -175,7 +176,7 @@ def load_batches(
         worker_init_fn=_start_worker,
         generator=torch.Generator(),  # the loader draws a seed: not from the global generator
     )
-    with block_stop_signals():
+    with block_stop_signals() if n_workers else nullcontext():
         return iter(loader)
 
 
