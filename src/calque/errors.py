@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable
 
@@ -9,6 +10,19 @@ from collections.abc import Iterable
 MAX_CHARACTERS = 500
 # Line ends, terminal escapes, marks that reorder text, and bytes that are not UTF-8.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+# System errors that are not defects, and what users can do about them.
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FIXES: dict[int | None, str] = {
+    **dict.fromkeys(DISK_FULL, "free some space or choose another output"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "check the permissions"),
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a part of the path is not a folder",
+    errno.EISDIR: "pass the path of a file",
+    errno.EBADF: "do not close the standard streams",
+    errno.ELOOP: "a symbolic link leads to itself",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
 
 
 class InputError(ValueError):
@@ -45,6 +59,12 @@ def printable(text: object, limit: int | None = MAX_CHARACTERS) -> str:
     """
     line = UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
     return line if limit is None or len(line) <= limit else line[: limit - 1] + "…"
+
+
+def explain_os_error(error: OSError, file: object, *, fix: str | None = None) -> InputError:
+    """Return an InputError for a system error, which names the file and the fix."""
+    problem = (error.strerror or str(error)).lower()
+    return InputError(problem, file=file, fix=fix or FIXES.get(error.errno))
 
 
 def first_line(error: Exception) -> str:

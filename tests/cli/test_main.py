@@ -132,7 +132,7 @@ def test_a_full_disk_behind_standard_output_is_one_line() -> None:
         command = [sys.executable, "-m", "calque", "models"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
     place = b"standard output or a temporary file"
-    problem = b"no space left on device (free some space)"
+    problem = b"no space left on device (free some space or choose another output)"
     assert (done.returncode, done.stderr) == (
         2,
         b"calque: error: " + place + b": " + problem + b"\n",

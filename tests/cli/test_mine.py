@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
+import re
 import runpy
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from calque.cli import run
+from calque.io.locks import lock_output
+from calque.io.resumable import ResumeWarning
 from calque.sentences import mine as mining
 
 write_bucc = runpy.run_path(str(Path(__file__).parents[1] / "bucc_files.py"))["write_bucc"]
@@ -106,14 +112,67 @@ def test_an_interrupted_run_is_resumed(
     monkeypatch.setattr(mining, "_embed", stop)
     assert mine(*texts, "-o", out) == 130
     assert not out.exists()
+    kept = rf"the finished work is kept in {out}\.mining/\S*: continue with --resume"
+    assert re.search(rf"\ncalque: interrupted; {kept}\n$", capsys.readouterr().err)
     assert mine(*texts, "-o", out) == 2
-    assert "there is an unfinished run" in capsys.readouterr().err
+    assert "this folder holds an unfinished run" in capsys.readouterr().err
+    folder = out.with_name("out.tsv.mining")
+    with lock_output(folder):
+        assert mine(*texts, "-o", out, "--resume") == 2
+    owner = f"process {os.getpid()} on {socket.gethostname()}"
+    assert f"{folder}: {owner} is writing here" in capsys.readouterr().err
     rest = list[int]()
     monkeypatch.setattr(mining, "_embed", lambda *arguments: rest.append(1) or embed(*arguments))
     assert mine(*texts, "-o", out, "--resume") == 0
     assert len(rest) == 2  # of 3 + 3 blocks
     assert [row[1:] for row in read(out)] == [row[1:] for row in read(whole)]
     assert not list(out.parent.glob("*.mining"))
+
+
+@pytest.mark.parametrize(("pattern", "n_again"), [("*-*.f32", 4), ("*.partial/part-0", 3)])
+def test_damaged_vectors_are_computed_again(
+    texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, pattern: str, n_again: int
+) -> None:
+    out, whole = texts[0].parent / "out.tsv", texts[0].parent / "whole.tsv"
+    monkeypatch.setattr(mining, "BLOCK_SENTENCES", 10)
+    assert mine(*texts, "-o", whole) == 0
+    embed, done = mining._embed, list[int]()
+
+    def stop(*arguments: object) -> tuple[bytes, tuple[int, ...]]:
+        done.append(1)
+        if len(done) == 6:
+            raise KeyboardInterrupt
+        return embed(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mining, "_embed", stop)
+    assert mine(*texts, "-o", out) == 130
+    [file] = out.with_name("out.tsv.mining").glob(pattern)
+    content = bytearray(file.read_bytes())
+    content[4000] ^= 1
+    file.write_bytes(content)
+    done[:] = [1] * 10
+    with pytest.warns(ResumeWarning, match=rf"{file}: .* computed again"):
+        assert mine(*texts, "-o", out, "--resume") == 0
+    assert len(done) == 10 + n_again
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_a_full_disk_and_a_symbolic_link(
+    texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = texts[0].parent / "out.tsv"
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(mining.SentenceStore, "_copy", fail)
+    assert mine(*texts, "-o", out) == 2
+    problem = "no space left on device (free some space or choose another output)"
+    assert capsys.readouterr().err.endswith(f"calque: error: {out}.mining: {problem}\n")
+    assert not list(out.parent.glob("out*")) and not list(out.parent.glob(".*"))
+    out.with_name("out.tsv.mining").symlink_to(".")
+    assert mine(*texts, "-o", out, "--resume") == 2
+    assert f"{out}.mining: this path is needed for unfinished work" in capsys.readouterr().err
 
 
 def test_invalid_input(texts: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +204,7 @@ def test_invalid_input(texts: tuple[Path, Path], capsys: pytest.CaptureFixture[s
         ),
         ([*texts, "--vectors", folder / "nan.npy", folder / "wide.npy"], "vector 8 is not finite"),
         ([folder / "short.npy", folder / "wide.npy"], "the vectors have 4 and 5 dimensions"),
-        ([folder / "short.npy", folder / "text.npy"], "not a complete .npy file"),
+        ([folder / "short.npy", folder / "text.npy"], "this is not a valid .npy file"),
     ]
     for arguments, message in cases:
         assert mine(*arguments, "-o", out) == 2, message

@@ -141,7 +141,7 @@ def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_impossible_locks_name_the_output(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / ".calque-link.lock").symlink_to("file")
-    with pytest.raises(InputError, match=rf"{place}: .* \(choose another output\)"):
+    with pytest.raises(InputError, match=rf"{place}: .*"):
         lock_output(tmp_path / place).__enter__()
 
 

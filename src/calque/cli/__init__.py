@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
@@ -11,18 +10,8 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from calque.errors import InputError
+from calque.errors import FIXES, InputError, explain_os_error
 
-# System errors that are not defects, and what users can do about them.
-FIXES: dict[int | None, str] = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "check the permissions"),
-    errno.ENOTDIR: "a part of the path is not a folder",
-    errno.EISDIR: "give the path of a file",
-    errno.EBADF: "do not close the standard streams",
-    errno.ELOOP: "a symbolic link leads to itself",
-    errno.ENAMETOOLONG: "choose a shorter name",
-}
 # PyTorch's errors for the CPU and for GPUs.
 OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 
@@ -53,7 +42,6 @@ def main() -> None:
 def run(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; user errors are one line on standard error."""
     from calque.cli.app import Stopped, build_app
-    from calque.errors import printable
     from calque.io.shards import StoppedByMainProcess
 
     try:
@@ -77,10 +65,8 @@ def run(arguments: list[str] | None = None) -> int:
             raise
         if error.filename is None:
             _silence_stdout()
-        place = printable(error.filename or "standard output or a temporary file")
-        problem = (error.strerror or str(error)).lower()
-        fix = FIXES.get(error.errno, "check the path")
-        print(f"calque: error: {place}: {problem} ({fix})", file=sys.stderr)
+        place = error.filename or "standard output or a temporary file"
+        print(f"calque: error: {explain_os_error(error, place)}", file=sys.stderr)
         code = 2
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(str(error)):

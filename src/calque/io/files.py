@@ -8,7 +8,6 @@ The path "-" means standard input, compressed or not, or standard output.
 
 from __future__ import annotations
 
-import errno
 import gzip
 import io
 import lzma
@@ -24,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TextIO, TypeAlias, cast, overload
 
-from calque.errors import InputError
+from calque.errors import DISK_FULL, InputError, explain_os_error
 from calque.io.locks import PARTIAL, UNFINISHED, create_draft, remove_leftovers
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -44,13 +43,6 @@ NUL_BYTE_FIX = "remove it, or convert the file from UTF-16 to UTF-8"
 UTF8_FIX = "convert the file to UTF-8, for example with iconv"
 BARE_CR = 'the lines end with "\\r" instead of "\\n"'
 BARE_CR_FIX = "convert the file, for example with mac2unix or tr '\\r' '\\n'"
-DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-FIXES = {
-    errno.ENOENT: "check the path",
-    errno.EISDIR: "pass the path of a file",
-    errno.EACCES: "check the permissions",
-    **dict.fromkeys(DISK_FULL, "free some space or choose another output"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +298,7 @@ def read_chunks(path: PathLike) -> Iterator[bytes]:
             problem, file=display_name(path), fix="fetch or compress it again"
         ) from error
     except OSError as error:
-        raise _explain(error, path) from error
+        raise explain_os_error(error, display_name(path)) from error
 
 
 def _open_bytes(path: PathLike) -> AbstractContextManager[io.BufferedReader]:
@@ -383,7 +375,7 @@ def _write_bytes(path: PathLike) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.errno in DISK_FULL:
             is_stdout = os.fspath(path) == "-"
-            raise _explain(error, "standard output" if is_stdout else path) from error
+            raise explain_os_error(error, "standard output" if is_stdout else path) from error
         raise  # an error of the caller, such as an input that cannot be read
 
 
@@ -398,7 +390,7 @@ def _destination(path: PathLike) -> AbstractContextManager[BinaryIO]:
             return open(path, "wb")
         return _rename_at_end(create_draft(target.parent), target)
     except OSError as error:
-        raise _explain(error, path) from error
+        raise explain_os_error(error, display_name(path)) from error
 
 
 @contextmanager
@@ -438,9 +430,3 @@ def _compress(raw: BinaryIO, suffix: str) -> AbstractContextManager[BinaryIO]:
         compressor = zstandard.ZstdCompressor(write_checksum=True)
         return cast(AbstractContextManager[BinaryIO], compressor.stream_writer(raw, closefd=False))
     return nullcontext(raw)
-
-
-def _explain(error: OSError, path: PathLike) -> InputError:
-    """Return an InputError for a system error, which names the file and the fix."""
-    fix = FIXES.get(error.errno or 0)
-    return InputError((error.strerror or str(error)).lower(), file=display_name(path), fix=fix)

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from calque.errors import InputError
+from calque.errors import InputError, explain_os_error
 
 LOCK, PARTIAL, REPLACED, DELETED = ".lock", ".partial", ".replaced", ".deleted"
 HIDDEN = re.compile(r"\.calque-(.+)\.(?:lock|partial|replaced|deleted)")
@@ -66,8 +66,7 @@ def lock_output(output: Path, lock: Path | None = None) -> Iterator[None]:
         remove_leftovers(lock.parent)
         handle = _open_as_owner(lock, output)
     except OSError as error:
-        problem = (error.strerror or str(error)).lower()
-        raise InputError(problem, file=output, fix="choose another output") from error
+        raise explain_os_error(error, output) from error
     UNFINISHED.add(lock)
     try:
         with suppress(OSError):  # a full disk: the lock is without a name

@@ -33,8 +33,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, TypeAlias
 
-from calque.errors import InputError, printable
-from calque.io.files import DISK_FULL, check_output_file, sync_path, write_atomically
+from calque.errors import DISK_FULL, InputError, explain_os_error, printable
+from calque.io.files import check_output_file, sync_path, write_atomically
 from calque.io.locks import lock_output
 from calque.io.shards import Shard
 from calque.io.structured import read_json
@@ -234,8 +234,7 @@ class ResumableFile:
                         json.dump(self.settings, stream)
                 part = stack.enter_context(JournaledFile(self.parts[0]))
             except OSError as error:
-                problem = (error.strerror or str(error)).lower()
-                raise InputError(problem, file=self.folder, fix="choose another output") from error
+                raise explain_os_error(error, self.folder) from error
             self.counts_before = _sum_counts(self.parts)
             self._stack = stack.pop_all()
             return part
@@ -306,7 +305,8 @@ def check_own_files(folder: Path, own_files: re.Pattern[str]) -> None:
 
 def add_resume_note(error: BaseException, folder: Path) -> None:
     """Add to an interruption where the finished work is, for the last line that users see."""
-    error.add_note(f"the finished work is kept in {folder}: continue with --resume")
+    if not getattr(error, "__notes__", ()):
+        error.add_note(f"the finished work is kept in {folder}: continue with --resume")
 
 
 def warn_of_damage(place: object, problem: str) -> None:

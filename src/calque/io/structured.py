@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 import numpy as np
 from numpy.lib import format
 
-from calque.errors import InputError, first_line
+from calque.errors import InputError, explain_os_error, first_line
 from calque.io.files import PathLike, display_name, read_chunks
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def read_array(path: Path, *, mapped: bool = False, fix: str | None = None) -> n
             order: Literal["F", "C"] = "F" if is_fortran else "C"
             array = np.memmap(stream, dtype, "r", stream.tell(), shape, order)
     except OSError as error:
-        raise InputError((error.strerror or str(error)).lower(), file=path, fix=fix) from error
+        raise explain_os_error(error, path, fix=fix) from error
     except MALFORMED as error:
         problem = f"this is not a valid .npy file: {first_line(error)}"
         raise InputError(problem, file=path, fix=fix) from error
@@ -121,7 +121,7 @@ def read_archive(path: Path, *, fix: str | None = None) -> dict[str, npt.NDArray
                 for member in members
             }
     except OSError as error:
-        raise InputError((error.strerror or str(error)).lower(), file=path, fix=fix) from error
+        raise explain_os_error(error, path, fix=fix) from error
     except (*MALFORMED, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError) as error:
         problem = f"this is not a valid .npz file: {first_line(error)}"
         raise InputError(problem, file=path, fix=fix) from error

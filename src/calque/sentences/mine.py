@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import shutil
 from array import array
 from collections.abc import Collection, Iterator, Sequence
@@ -25,10 +26,9 @@ from calque.algorithms.margin import (
     mine_pairs,
 )
 from calque.algorithms.nearest import EXACT_INDEX, UnitRows, check_faiss_index, find_neighbors
-from calque.errors import InputError, first_line
+from calque.errors import DISK_FULL, InputError, explain_os_error
 from calque.io.bitext import has_sentence_ids, read_id_pairs, split_sentence_id
 from calque.io.files import (
-    DISK_FULL,
     PathLike,
     SkipBad,
     SkippedLines,
@@ -40,7 +40,16 @@ from calque.io.files import (
     scan_lines,
     write_atomically,
 )
-from calque.io.resumable import INPUT_SIZE, ResumableFile
+from calque.io.locks import lock_output
+from calque.io.resumable import (
+    INPUT_SIZE,
+    ResumableFile,
+    add_resume_note,
+    check_own_files,
+    unfinished_run_error,
+    warn_of_damage,
+)
+from calque.io.structured import read_array
 from calque.models.inference import choose_device, device_of, load_encoder
 from calque.sentences.embed import BLOCK_SENTENCES, EmbedCounts, choose_output, embed_blocks
 from calque.types import count_progress
@@ -56,6 +65,8 @@ if TYPE_CHECKING:
     IntArray = npt.NDArray[np.int64]
     Vectors = npt.NDArray[np.float32]
 
+# Names in OUTPUT.mining: copies of the texts, and vectors, complete or not.
+OWN_FILES = re.compile(r"(src|tgt)\.txt|[0-9a-f-]+\.f32(\.partial)?|\.calque-.*")
 # Vectors checked for zeros at once.
 CHECK_ROWS = 4096
 
@@ -236,22 +247,22 @@ def _check_inputs(
 def _open_working_folder(output: Path, resume: bool) -> Iterator[Path]:
     """Create OUTPUT.mining; keep it for a later run only if the block fails after embedding."""
     folder = output.with_name(f"{output.name}.mining")
-    if folder.exists() and not resume:
-        raise InputError(
-            "there is an unfinished run",
-            file=folder,
-            fix="continue it with --resume, or remove this folder to start again",
-        )
-    try:
-        folder.mkdir(exist_ok=True)
-        yield folder
-    except BaseException as error:
-        if not any(folder.glob("*.f32*")):  # there are no vectors yet
-            shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, PermissionError) or getattr(error, "errno", None) in DISK_FULL:
-            raise InputError(str(error), fix="free some space, or write elsewhere") from error
-        raise
-    shutil.rmtree(folder)
+    with lock_output(folder):
+        check_own_files(folder, OWN_FILES)
+        if folder.exists() and not resume:
+            raise unfinished_run_error(folder)
+        try:
+            folder.mkdir(exist_ok=True)
+            yield folder
+        except BaseException as error:
+            if not any(folder.glob("*.f32*")):  # there are no vectors yet
+                shutil.rmtree(folder, ignore_errors=True)
+            elif isinstance(error, KeyboardInterrupt):
+                add_resume_note(error, folder)
+            if isinstance(error, PermissionError) or getattr(error, "errno", None) in DISK_FULL:
+                raise explain_os_error(error, error.filename or folder) from error
+            raise
+        shutil.rmtree(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,18 +422,8 @@ def _locate(text: SentenceStore | int, names: set[str]) -> dict[str, int]:
 
 def open_vectors(path: PathLike, n_lines: int | None = None) -> npt.NDArray[Any]:
     """Map a .npy file of vectors into memory, and check that it has a row for each line."""
-    try:
-        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        problem = (error.strerror or first_line(error)).lower()
-        raise InputError(problem, file=path, fix="check the path") from error
-    except ValueError as error:
-        raise InputError(
-            "this is not a complete .npy file of numbers",
-            file=path,
-            fix="write it with calque embed or numpy.save",
-        ) from error
-    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype.kind != "f":
+    vectors = read_array(Path(path), mapped=True, fix="write it with calque embed or numpy.save")
+    if vectors.ndim != 2 or vectors.dtype.kind != "f":
         raise InputError(
             "this is not a matrix of floating-point numbers",
             file=path,
@@ -472,21 +473,30 @@ def embed_store(
 ) -> tuple[Path, int]:
     """Embed stored sentences into a file; also return how many were split into windows.
 
-    The file is named after the model, the text and the options, so that with `resume` a complete
-    file is used as it is, and an incomplete one is continued.
+    The file is named after the model, the text, the options and its content, so that with `resume`
+    a complete file is used as it is, a damaged one is replaced, and an incomplete one is continued.
     """
     name = _hash_inputs(encoder, store, layer, raw)
+    for path in sorted(folder.glob(f"{name}-*.f32")) if resume else ():
+        if path.stem == f"{name}-{_hash_file(path)}":
+            advance(len(store))
+            return path, 0
+        warn_of_damage(path, "the vectors are damaged and are computed again")
+        path.unlink()
     path = folder / f"{name}.f32"
-    if resume and path.exists():
-        advance(len(store))
-        return path, 0
     with ResumableFile(path, {INPUT_SIZE: len(store), "vectors": name}, resume=resume) as file:
         sentences = iter(store)
         while block := list(islice(sentences, BLOCK_SENTENCES)):
             if file.begin_block("\n".join(block).encode()):
                 file.append(*_embed(encoder, block, layer, raw))
             advance(len(block))
-        return path, EmbedCounts(*file.finish()).n_long
+        counts = EmbedCounts(*file.finish())
+    return path.rename(path.with_stem(f"{name}-{_hash_file(path)}")), counts.n_long
+
+
+def _hash_file(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _embed(
