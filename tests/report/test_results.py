@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import runpy
@@ -55,8 +56,16 @@ def test_truncated_inside_a_character(tmp_path: Path) -> None:
 
 
 def test_no_results(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"No such file .*calque evaluate"):
+    with pytest.raises(InputError, match=r"no such file .*calque evaluate"):
         read_results([tmp_path])
+
+
+def test_compressed_results(tmp_path: Path) -> None:
+    write_rows(tmp_path, [make_row()])
+    text = (tmp_path / "results.jsonl").read_bytes()
+    (tmp_path / "results.jsonl.gz").write_bytes(gzip.compress(text))
+    found = [read_results([path]).rows for path in (tmp_path, tmp_path / "results.jsonl.gz")]
+    assert found[0] == found[1] != []
 
 
 def test_a_path_that_is_neither_a_file_nor_a_folder(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calque.errors import UNPRINTABLE, InputError
-from calque.io.structured import MAX_DOCUMENT_BYTES, parse_json, read_archive
+from calque.io.structured import parse_json, read_archive, read_document
 
 Record: TypeAlias = dict[str, Any]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -29,6 +29,7 @@ CHECKSUM = "checksum"
 TOLERANCE = 1e-3
 MAX_NAME = 4096  # characters; a model may have a path as its name
 MAX_NUMBER = 1e9  # far beyond any score, and its powers do not overflow
+FILE_FIX = "pass folders or .jsonl files written by `calque evaluate -o`"
 FIX = "remove the line and evaluate again"
 ITEMS_FIX = "evaluate the model again"
 
@@ -120,7 +121,9 @@ def read_records(path: Path, required: Collection[str]) -> tuple[list[tuple[int,
     Raises:
         InputError: Another line is not a record, or was changed after it was written.
     """
-    lines = _read_bytes(path).split(b"\n")
+    if path.exists() and not path.is_file():  # a pipe, for example, may have no end
+        raise InputError("this is not a file", file=path, fix="pass another path")
+    lines = read_document(path, fix=FILE_FIX).split(b"\n")
     last = lines.pop()
     numbered = enumerate(lines, start=1)
     records = [(number, _parse_record(line, required, path, number)) for number, line in numbered]
@@ -163,19 +166,6 @@ def select_items(
         problem = f"{language}: the items give {score:.4f}, but the record has {value:.4f}"
         raise InputError(problem, file=path, fix=ITEMS_FIX)
     return above, below
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        if path.exists() and not path.is_file():
-            raise InputError("this is not a file", file=path, fix="pass another path")
-        if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise InputError(f"the file is larger than {MAX_DOCUMENT_BYTES:,} bytes", file=path)
-        return path.read_bytes()
-    except OSError as error:
-        problem = f"the file cannot be read: {error.strerror or error}"
-        fix = "pass folders or .jsonl files written by `calque evaluate -o`"
-        raise InputError(problem, file=path, fix=fix) from error
 
 
 def _parse_record(line: bytes, required: Collection[str], path: Path, number: int) -> Record:
