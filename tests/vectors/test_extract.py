@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from calque.errors import InputError
+from calque.io.resumable import ResumeWarning
 from calque.models.encoder import Encoder
 from calque.vectors import extract, x2static
 from calque.vectors.corpus import (
     CorpusFilter,
     CorpusReader,
-    WordCorpus,
 )
 from calque.vectors.extract import ExtractionFolder, extract_vectors
 from calque.vectors.static import WordVectors
@@ -126,14 +126,56 @@ def test_other_files_are_not_removed(tiny_folder: Path, text_file: Path) -> None
     assert (folder / "thesis.tex").exists()
 
 
-def test_a_damaged_state_is_an_error(tmp_path: Path) -> None:
-    with ExtractionFolder(tmp_path / "x.vec", {}) as folder:
-        (folder.path / "state.safetensors").write_bytes(b"nothing")
-        with pytest.raises(InputError, match=r"state.safetensors: the file is damaged"):
-            folder.read_state()
-        (folder.path / "corpus.json").write_text("{}")
-        with pytest.raises(InputError, match=r"corpus.json: the file is damaged"):
-            WordCorpus.open(folder.path)
+@pytest.mark.parametrize(
+    ("file", "problem"),
+    [
+        ("state.safetensors", "vectors are learned from the start"),
+        ("corpus.json", "the text is read again"),
+        ("sentences.ids.npy", "the text is read again"),
+        ("pieces.offsets.npy", "the text is read again"),
+        ("settings.json", "the run cannot be resumed and starts again"),
+    ],
+)
+def test_damaged_work_is_repeated(
+    tiny_folder: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch, file: str, problem: str
+) -> None:
+    monkeypatch.setattr(x2static, "BLOCK_SENTENCES", 64)
+    options = {**OPTIONS, "model": Encoder.load(tiny_folder)}
+    whole, halved = (text_file.with_name(name) for name in ("whole.vec", "halved.vec"))
+    extract_vectors(text_file, output=whole, **options)
+    generator = np.random.default_rng(0)
+    for _ in range(3):
+        interrupt(text_file, halved, options, monkeypatch)
+        path = text_file.with_name("halved.vec.partial") / file
+        content = bytearray(path.read_bytes())
+        content[int(generator.integers(len(content)))] ^= 128
+        path.write_bytes(content)
+        with pytest.warns(ResumeWarning, match=problem):
+            extract_vectors(text_file, output=halved, resume=True, **options)
+        assert halved.read_bytes() == whole.read_bytes()
+        halved.unlink()
+
+
+def interrupt(
+    text: Path, output: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupt a run after three blocks; meanwhile, nobody else can write its output."""
+    save, left = ExtractionFolder.save_if_due, iter(range(3))
+
+    def save_or_stop(self: ExtractionFolder, *args: Any) -> None:
+        if next(left, None) is None:
+            with pytest.raises(InputError, match=r"partial: process \d+ on .* is writing here"):
+                ExtractionFolder(output, {})
+            raise KeyboardInterrupt
+        save(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(extract, "SECONDS_BETWEEN_SAVES", 0)
+        patch.setattr(ExtractionFolder, "save_if_due", save_or_stop)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            extract_vectors(text, output=output, **options)
+    kept = f"the finished work is kept in {output}.partial: continue with --resume"
+    assert caught.value.__notes__ == [kept]
 
 
 def test_written_vectors(tiny_folder: Path, text_file: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -12,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calque.errors import InputError, first_line
+from calque.errors import InputError
+from calque.io.checksums import check_files, describe_file, format_record, read_record
 from calque.io.files import PathLike, SkipBad, read_lines, write_atomically
+from calque.io.resumable import warn_of_damage
 from calque.io.segmentation import (
     LANGUAGE_CODES,
     UNSPACED_LANGUAGES,
@@ -215,27 +216,28 @@ class WordCorpus:
 
     @staticmethod
     def open(folder: Path) -> WordCorpus | None:
-        """Open a complete corpus; return None if there is none."""
+        """Open a complete corpus; return None if there is none, or it is damaged."""
         path = folder / CONTENTS
         if not path.exists():
             return None
         try:
-            contents = json.loads(path.read_text("utf-8"))
-            pieces = TokenStore.open(folder / PIECES)
-            rows = np.full(len(pieces), -1, dtype=np.int64)
-            rows[contents["forms"]] = contents["rows"]
-            return WordCorpus(
-                sentences=TokenStore.open(folder / SENTENCES),
-                pieces=pieces,
-                rows=rows,
-                words=tuple(contents["words"]),
-                counts=np.array(contents["counts"], dtype=np.int64),
-                truncated=TruncationCounts(**contents["cut"]),
-                counts_read=contents["figures"],
-            )
-        except (LookupError, TypeError, ValueError, OSError) as error:
-            problem = f"the file is damaged: {first_line(error)}"
-            raise InputError(problem, file=path, fix="remove its folder to start again") from error
+            contents = read_record(path)
+            check_files(folder, contents["files"])
+        except InputError as error:
+            warn_of_damage(error.file, f"{error.problem}; the text is read again")
+            return None
+        pieces = TokenStore.open(folder / PIECES)
+        rows = np.full(len(pieces), -1, dtype=np.int64)
+        rows[contents["forms"]] = contents["rows"]
+        return WordCorpus(
+            sentences=TokenStore.open(folder / SENTENCES),
+            pieces=pieces,
+            rows=rows,
+            words=tuple(contents["words"]),
+            counts=np.array(contents["counts"], dtype=np.int64),
+            truncated=TruncationCounts(**contents["cut"]),
+            counts_read=contents["figures"],
+        )
 
 
 def number_corpus(
@@ -276,9 +278,10 @@ def number_corpus(
         "rows": words.rows[is_learned].tolist(),
         "cut": asdict(truncated),
         "figures": get_counts(),
+        "files": {path.name: describe_file(path) for path in sorted(folder.glob("*.npy"))},
     }
     with write_atomically(folder / CONTENTS) as file:  # written last: the corpus is complete
-        json.dump(contents, file)
+        file.write(format_record(contents))
     corpus = WordCorpus.open(folder)
     assert corpus is not None
     return corpus

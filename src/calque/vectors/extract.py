@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,10 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from safetensors import SafetensorError, safe_open
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from calque.errors import InputError, first_line
+from calque.errors import InputError, explain_os_error, first_line
 from calque.io.files import (
     PathLike,
     SkipBad,
@@ -29,12 +31,17 @@ from calque.io.files import (
     open_skip_list,
     write_atomically,
 )
+from calque.io.locks import lock_output
 from calque.io.resumable import (
+    add_resume_note,
     check_own_files,
     check_same_settings,
     partial_folder,
     unfinished_run_error,
+    warn_of_damage,
 )
+from calque.io.structured import read_json
+from calque.io.tensor_files import read_tensors
 from calque.io.word_vectors import counts_path
 from calque.models.inference import device_of, load_encoder
 from calque.tokens.tokenizer import boundary_ids
@@ -230,6 +237,7 @@ def extract_vectors(
     with ExtractionFolder(output, run_settings, resume=resume) as folder:
         words = WordCorpus.open(folder.path)
         if words is None:
+            (folder.path / STATE).unlink(missing_ok=True)
             words = _read_corpus(
                 encoder, paths, reader, limits, max_subwords, folder.path, skip_list, progress
             )
@@ -379,7 +387,10 @@ class ExtractionFolder:
     def __init__(self, target: Path, settings: Mapping[str, Any], *, resume: bool = False) -> None:
         self.path, self.settings = partial_folder(target), dict(settings)
         self._saved_at = time.monotonic()
-        self.is_resumed = self._open(resume)
+        with ExitStack() as stack:
+            stack.enter_context(lock_output(self.path))
+            self.is_resumed = self._open(resume)
+            self._stack = stack.pop_all()
 
     def __enter__(self) -> ExtractionFolder:
         return self
@@ -389,10 +400,13 @@ class ExtractionFolder:
     ) -> None:
         has_state = self.is_resumed or (self.path / STATE).exists()
         has_corpus = (self.path / CONTENTS).exists() and not isinstance(error, InputError)
-        if error is None or not (has_state or has_corpus):
-            # First, so that the rest is not resumed if the process is killed here.
-            (self.path / CONTENTS).unlink(missing_ok=True)
-            shutil.rmtree(self.path, ignore_errors=True)
+        with self._stack:  # unlocks the output
+            if error is None or not (has_state or has_corpus):
+                # First, so that the rest is not resumed if the process is killed here.
+                (self.path / CONTENTS).unlink(missing_ok=True)
+                shutil.rmtree(self.path, ignore_errors=True)
+            elif isinstance(error, KeyboardInterrupt):
+                add_resume_note(error, self.path)
 
     def save_if_due(self, state: Callable[[], Mapping[str, Tensor]], n_blocks: int) -> None:
         """Save the state after `n_blocks` blocks, unless one was saved a short time ago."""
@@ -400,7 +414,8 @@ class ExtractionFolder:
             return
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state().items()}
         try:
-            save_file(tensors, self.path / DRAFT, metadata={"blocks": str(n_blocks)})
+            metadata = {"blocks": str(n_blocks), "digest": _digest_state(tensors, n_blocks)}
+            save_file(tensors, self.path / DRAFT, metadata)
             with open(self.path / DRAFT, "rb") as stream:
                 os.fsync(stream.fileno())
             os.replace(self.path / DRAFT, self.path / STATE)
@@ -410,43 +425,46 @@ class ExtractionFolder:
         self._saved_at = time.monotonic()
 
     def read_state(self) -> tuple[dict[str, Tensor], int] | None:
-        """Return the saved state and its number of blocks; None if there is none."""
+        """Return the saved state and its number of blocks; None if it is missing or damaged."""
         path = self.path / STATE
         if not path.exists():
             return None
         try:
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                return tensors, int(file.metadata()["blocks"])
-        except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
-            problem = f"the file is damaged: {first_line(error)}"
-            raise InputError(problem, file=path, fix="remove its folder to start again") from error
+            tensors, metadata = read_tensors(path)
+            n_blocks = int(metadata.get("blocks", "0")[:18])
+            if metadata.get("digest") != _digest_state(tensors, n_blocks):
+                raise InputError("the file is damaged", file=path)
+        except (InputError, ValueError):
+            warn_of_damage(path, "the file is damaged, and the vectors are learned from the start")
+            return None
+        return tensors, n_blocks
 
     def _open(self, resume: bool) -> bool:
         """Create the folder, or return True if it has a run to resume."""
-        found = self._read_settings()
-        if found is not None:
-            if not resume:
-                raise unfinished_run_error(self.path)
-            check_same_settings(found, self.settings, self.path)
-            return True
+        check_own_files(self.path, OWN_FILES)
+        if (self.path / CONTENTS).exists():
+            try:
+                found = read_json(self.path / SETTINGS, dict)
+            except InputError:
+                warn_of_damage(self.path, "the run cannot be resumed and starts again")
+            else:
+                if not resume:
+                    raise unfinished_run_error(self.path)
+                check_same_settings(found, self.settings, self.path)
+                return True
         try:
             shutil.rmtree(self.path, ignore_errors=True)
             self.path.mkdir()
         except OSError as error:
-            problem = (error.strerror or str(error)).lower()
-            raise InputError(problem, file=self.path, fix="write elsewhere") from error
+            raise explain_os_error(error, self.path) from error
         with write_atomically(self.path / SETTINGS) as stream:
             json.dump(self.settings, stream)
         return False
 
-    def _read_settings(self) -> dict[str, Any] | None:
-        """Return the settings of a run that can be resumed; None if there is none."""
-        check_own_files(self.path, OWN_FILES)
-        if not (self.path / CONTENTS).exists():
-            return None
-        try:
-            found: dict[str, Any] = json.loads((self.path / SETTINGS).read_text("utf-8"))
-        except (OSError, ValueError):
-            return None
-        return found
+
+def _digest_state(tensors: Mapping[str, Tensor], n_blocks: int) -> str:
+    digest = hashlib.blake2b(str(n_blocks).encode(), digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\0{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
