@@ -142,3 +142,11 @@ def test_signals_that_the_caller_ignores_stay_ignored(tmp_path: Path) -> None:
 def test_stop_seconds(monkeypatch: pytest.MonkeyPatch, text: str, seconds: float) -> None:
     monkeypatch.setenv(STOP_SECONDS, text)
     assert stop_seconds() == seconds
+
+
+def test_a_signal_after_the_work_prints_nothing(tmp_path: Path) -> None:
+    process, _ = start(tmp_path, "import atexit; atexit.register(sleep)")
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=20) == -signal.SIGTERM
+    os.killpg(process.pid, signal.SIGKILL)  # its child, which has the same standard error
+    assert process.communicate(timeout=20)[1] == ""

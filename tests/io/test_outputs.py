@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from calque.errors import InputError
 from calque.io.outputs import (
     MANIFEST,
+    open_draft,
     read_model_folder,
     read_word_list,
     write_folder,
@@ -193,3 +195,30 @@ def test_a_folder_under_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"file/model: .*(Not a directory|File exists)"):
         write_folder(tmp_path / "file" / "model", fill)
+
+
+def test_files_of_a_draft_are_moved_by_the_caller(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    with open_draft(folder) as draft:
+        (draft / "a").write_text("1")
+        (draft / "b").write_text("2")
+        (draft / "a").rename(folder / "a")
+        with pytest.raises(InputError, match=f"process {os.getpid()} on .* is writing here"):
+            open_draft(folder).__enter__()
+    assert [path.name for path in folder.iterdir()] == ["a"]
+
+
+def test_a_draft_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    with open_draft(tmp_path) as draft:
+        name = draft.name
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "half").touch()
+    with open_draft(tmp_path) as draft:
+        assert list(draft.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_folder_without_files_is_removed(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the input is empty"), open_draft(tmp_path / "new"):
+        raise InputError("the input is empty")
+    assert list(tmp_path.iterdir()) == []

@@ -32,6 +32,7 @@ def main() -> None:
     signals.handle()
     try:
         code = run()
+        signals.release()
     except KeyboardInterrupt:  # outside of a command, for example while modules are imported
         print("calque: interrupted", file=sys.stderr)
         code = 128 + signal.SIGINT

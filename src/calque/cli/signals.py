@@ -29,10 +29,12 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.kinds: list[signal.Signals] = []
 
     def handle(self) -> None:
         """Handle stop signals from now on, except those that the caller ignores (as nohup does)."""
         kinds = [kind for kind in STOP_SIGNALS if signal.getsignal(kind) is not signal.SIG_IGN]
+        self.kinds = kinds
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         # The number of a signal is written to this pipe even while the main thread is busy.
@@ -40,6 +42,11 @@ class StopSignals:
         for kind in kinds:
             signal.signal(kind, self._interrupt)
         threading.Thread(target=_watch, args=(reader, set(kinds)), daemon=True).start()
+
+    def release(self) -> None:
+        """Let signals end the process from now on: there is nothing to save any more."""
+        for kind in self.kinds:
+            signal.signal(kind, signal.SIG_DFL)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:

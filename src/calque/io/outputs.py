@@ -10,16 +10,18 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from calque.errors import InputError
+from calque.errors import InputError, explain_os_error
 from calque.io.checksums import check_files, describe_files
 from calque.io.files import sync_path
 from calque.io.locks import (
+    LOCK,
     PARTIAL,
     REPLACED,
     UNFINISHED,
@@ -53,8 +55,9 @@ def write_folder(folder: Path, fill: Callable[[Path], object], *, fix: str = FIX
             UNFINISHED.add(draft)
             try:
                 draft.mkdir()
+                mode = draft.stat().st_mode
                 fill(draft)
-                _set_permissions(draft)
+                _set_permissions(draft, mode)
                 for path in (*draft.rglob("*"), draft):
                     sync_path(path)
                 _publish(draft, final)
@@ -65,10 +68,36 @@ def write_folder(folder: Path, fill: Callable[[Path], object], *, fix: str = FIX
         raise InputError(f"the folder cannot be written: {error}", file=folder, fix=fix) from error
 
 
-def _set_permissions(folder: Path) -> None:
-    mode = folder.stat().st_mode  # what the umask allows
-    for path in folder.rglob("*"):
-        path.chmod(mode if path.is_dir() else mode & 0o666)
+@contextmanager
+def open_draft(folder: Path) -> Iterator[Path]:
+    """Lock a folder, and yield a hidden folder in it for files that are moved out when complete.
+
+    What is left in the hidden folder is removed. A new folder is removed if nothing was written.
+    """
+    is_new, name = not folder.exists(), folder / "draft"
+    draft = hidden_path(name, PARTIAL)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with lock_output(folder, hidden_path(name, LOCK)):
+            UNFINISHED.add(draft)
+            try:
+                draft.mkdir()
+                yield draft
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+                UNFINISHED.discard(draft)
+    except OSError as error:
+        raise explain_os_error(error, error.filename or folder, fix=FIX) from error
+    finally:
+        if is_new and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _set_permissions(folder: Path, mode: int) -> None:
+    """Set the permissions of all files and folders; `mode` is that of a new folder."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(mode if path.is_dir() else mode & 0o666)
 
 
 def _publish(draft: Path, final: Path) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -36,6 +34,7 @@ from calque.io.files import (
     open_skip_list,
     write_atomically,
 )
+from calque.io.outputs import open_draft
 from calque.io.structured import read_json
 from calque.io.tensor_files import read_tensors
 from calque.models.inference import choose_device
@@ -66,7 +65,6 @@ if TYPE_CHECKING:
 LANGUAGE_FIELD, PIVOT_FIELD = "{language}", "{pivot}"
 MAPS, REPORT = "maps.safetensors", "report.json"
 SUFFIXES = ("vec", "bin")
-DRAFT_PREFIX = ".calque-map-"
 MAP_AGAIN = "map the vectors again"
 
 
@@ -543,7 +541,7 @@ def write_mapped(
     Vectors of an earlier run with other languages are removed, since they are of another space.
     Return the number of words in which spaces had to be replaced by no-break spaces.
     """
-    with _open_draft(folder) as draft:
+    with open_draft(folder) as draft:
         n_spaced = 0
         for number, (language, vectors) in enumerate(spaces.items(), start=1):
             path = draft / f"{language}.{SUFFIXES[binary]}"
@@ -565,35 +563,19 @@ def write_mapped(
         }
         with write_atomically(draft / REPORT) as text:
             text.write(json.dumps(report, ensure_ascii=False, indent=1) + "\n")
+        _publish(draft, folder)
     return n_spaced
 
 
-@contextmanager
-def _open_draft(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder whose files are moved to `folder` if the block succeeds.
-
-    The report is moved last, so that a folder with a report is complete.
-    """
-    is_new, draft = not folder.exists(), None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=DRAFT_PREFIX, dir=folder))
-        yield draft
-        older = _list_older(folder)
-        (folder / REPORT).unlink(missing_ok=True)
-        names = sorted((path.name for path in draft.iterdir()), key=REPORT.__eq__)
-        for name in {*older} - {*names}:
-            (folder / name).unlink(missing_ok=True)
-        for name in names:
-            os.replace(draft / name, folder / name)
-    except OSError as error:
-        problem = (error.strerror or str(error)).lower()
-        raise InputError(problem, file=folder, fix="write elsewhere") from error
-    finally:
-        if draft is not None:
-            shutil.rmtree(draft, ignore_errors=True)
-        if is_new and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+def _publish(draft: Path, folder: Path) -> None:
+    """Move complete files into their folder; a folder with a report is complete."""
+    older = _list_older(folder)
+    (folder / REPORT).unlink(missing_ok=True)
+    names = sorted((path.name for path in draft.iterdir()), key=REPORT.__eq__)
+    for name in {*older} - {*names}:
+        (folder / name).unlink(missing_ok=True)
+    for name in names:
+        os.replace(draft / name, folder / name)
 
 
 def _list_older(folder: Path) -> list[str]:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
 from pathlib import Path
@@ -44,6 +43,7 @@ from calque.io.files import (
     write_atomically,
 )
 from calque.io.links import format_pharaoh
+from calque.io.outputs import open_draft
 from calque.io.segmentation import get_word_splitter, split_on_spaces
 from calque.io.structured import read_json
 from calque.tokens.linked import FULL_WEIGHT, MAX_WORDS, pack_links, unpack_links
@@ -514,34 +514,36 @@ class _Linker:
             check_statistical(self.aligner, self.symmetrize)
             LIBRARIES[self.aligner].load()
         n_lines = self._check_input(bitexts)
-        with _make_folder(self.folder):
-            return {bitext.name: self._link_one(bitext, n_lines[bitext.name]) for bitext in bitexts}
+        with open_draft(self.folder) as draft:
+            return {
+                bitext.name: self._link_one(bitext, n_lines[bitext.name], draft)
+                for bitext in bitexts
+            }
 
-    def _link_one(self, bitext: BitextSource, n_lines: int) -> LinkReport:
+    def _link_one(self, bitext: BitextSource, n_lines: int, draft: Path) -> LinkReport:
         """Write the linked text of one bitext."""
         report, name = LinkReport(), bitext.name
-        with tempfile.TemporaryDirectory(prefix=".calque-", dir=self.folder) as draft:
-            paths = [Path(draft) / f"{name}.{kind}" for kind in ("text", "links")]
-            with ExitStack() as stack:
-                text, lines = (stack.enter_context(write_atomically(path)) for path in paths)
-                pairs, find_links = self._choose_links(bitext, report, Path(draft))
-                n_done = 0
-                for block in cut_blocks(pairs, self.block_pairs):
-                    words: list[WordPair] = [(p.src.split(" "), p.tgt.split(" ")) for p in block]
-                    aligned = find_links(block, words, n_done)
-                    report.n_long += aligned.report.n_long
-                    report.n_cut += aligned.report.n_cut
-                    links, kept = filter_links(aligned.links, words, self.rules, report)
-                    text.writelines(f"{block[k].src} ||| {block[k].tgt}\n" for k in kept)
-                    found = format_pharaoh(links, scores=self.rules.scores)
-                    lines.writelines(f"{line}\n" for line in found)
-                    n_done += len(block)
-                    total = report.n_usable if report.n_read == n_lines else n_lines
-                    self.progress(f"{name}: linking", n_done, total)
-            # Readers reject a text without links; old text with new links they could not detect.
-            (self.folder / paths[1].name).unlink(missing_ok=True)
-            for path in paths:
-                os.replace(path, self.folder / path.name)
+        paths = [draft / f"{name}.{kind}" for kind in ("text", "links")]
+        with ExitStack() as stack:
+            text, lines = (stack.enter_context(write_atomically(path)) for path in paths)
+            pairs, find_links = self._choose_links(bitext, report, draft)
+            n_done = 0
+            for block in cut_blocks(pairs, self.block_pairs):
+                words: list[WordPair] = [(p.src.split(" "), p.tgt.split(" ")) for p in block]
+                aligned = find_links(block, words, n_done)
+                report.n_long += aligned.report.n_long
+                report.n_cut += aligned.report.n_cut
+                links, kept = filter_links(aligned.links, words, self.rules, report)
+                text.writelines(f"{block[k].src} ||| {block[k].tgt}\n" for k in kept)
+                found = format_pharaoh(links, scores=self.rules.scores)
+                lines.writelines(f"{line}\n" for line in found)
+                n_done += len(block)
+                total = report.n_usable if report.n_read == n_lines else n_lines
+                self.progress(f"{name}: linking", n_done, total)
+        # Readers reject a text without links; old text with new links they could not detect.
+        (self.folder / paths[1].name).unlink(missing_ok=True)
+        for path in paths:
+            os.replace(path, self.folder / path.name)
         entries = _read_report(self.folder) | {name: self._describe(bitext) | report.to_dict()}
         _write_report(self.folder, entries)
         return report
@@ -736,20 +738,3 @@ def _is_writable(text: str) -> bool:
 
 def _to_list(paths: PathLike | Sequence[PathLike]) -> list[PathLike]:
     return [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-
-
-@contextmanager
-def _make_folder(folder: Path) -> Iterator[None]:
-    """Create a folder, and remove it again if nothing was written to it."""
-    is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = (error.strerror or str(error)).lower()
-        raise InputError(problem, file=folder, fix="write elsewhere") from error
-    try:
-        yield
-    except BaseException:
-        if is_new and not any(folder.iterdir()):
-            folder.rmdir()
-        raise
