@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import signal
 import socket
 import stat
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
 
+from calque.cli import run
 from calque.errors import InputError
 from calque.io import locks
 from calque.io.files import remove_unfinished, write_atomically
@@ -74,6 +76,44 @@ def test_links_to_one_output_have_one_lock(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("out")
     with lock_output(tmp_path / "link"), pytest.raises(InputError, match="out: process"):
         lock_output(tmp_path / "out").__enter__()
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/null"])
+def test_devices_and_standard_output_are_not_locked(output: str) -> None:
+    with lock_output(Path(output)), lock_output(Path(output)):
+        assert not Path(output).with_name(f".calque-{Path(output).name}.lock").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["embed", "in.txt", "-o", "out.npy"],
+        ["clean", "in.txt", "-o", "out.tsv"],
+        ["align", "in.txt", "-o", "out"],
+        ["mine", "in.txt", "in.txt", "-o", "out.tsv"],
+        ["lexicon", "in.vec", "in.vec", "-o", "out.txt"],
+        ["extract", "in.txt", "-o", "out.vec", "--language", "en"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_commands_lock_their_outputs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.txt").write_text("a b ||| c d\n")
+    Path("in.vec").write_text("2 2\na 1 2\nb 2 1\n")
+    output = Path(command[command.index("-o") + 1])
+    folders = [output.with_name(f"{output.name}{suffix}") for suffix in ("", ".partial", ".mining")]
+    with ExitStack() as stack:
+        for path in folders:
+            stack.enter_context(lock_output(path))
+        assert run(command) == 2
+    owner = f"process {os.getpid()} on {socket.gethostname()} is writing here"
+    assert re.search(rf"^calque: error: \S*{output}\S*: {owner} \(", capsys.readouterr().err, re.M)
+    assert names(tmp_path) == ["in.txt", "in.vec"]
 
 
 def test_the_lock_of_a_killed_process_blocks_nobody(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from calque.io.files import (
     scan_lines,
     write_atomically,
 )
+from calque.io.locks import lock_output
 from calque.types import SentencePair
 
 BitextFormat: TypeAlias = Literal["auto", "tsv", "pipes", "moses"]
@@ -78,6 +79,8 @@ def write_bitext(
     resolved = _resolve_format(files, format)
     breaking, number = BREAKING[resolved], 0
     with ExitStack() as stack:
+        for file in files:
+            stack.enter_context(lock_output(Path(file)))
         streams = [stack.enter_context(write_atomically(file)) for file in files]
         for number, pair in enumerate(pairs, start=1):
             if any(map(breaking.search, (pair.src, pair.tgt, pair.tag or ""))):

@@ -52,7 +52,7 @@ def hidden_path(output: Path, suffix: str) -> Path:
 def lock_output(output: Path, lock: Path | None = None) -> Iterator[None]:
     """Be the only process that writes an output while the block runs.
 
-    The file of a killed process blocks nobody.
+    The file of a killed process blocks nobody. Devices, pipes and "-" are not locked.
 
     Args:
         output: The file or folder, which need not exist.
@@ -61,6 +61,10 @@ def lock_output(output: Path, lock: Path | None = None) -> Iterator[None]:
     Raises:
         InputError: Another process has the lock; the message names it and its host.
     """
+    is_special = output.exists() and not output.is_file() and not output.is_dir()
+    if is_special or str(output) == "-":
+        yield
+        return
     lock = hidden_path(Path(os.path.realpath(output)), LOCK) if lock is None else lock
     try:
         remove_leftovers(lock.parent)

@@ -21,6 +21,7 @@ from calque.io.files import (
     read_lines,
     write_atomically,
 )
+from calque.io.locks import lock_output
 from calque.models.inference import (
     BATCH_TOKENS,
     check_maps,
@@ -141,6 +142,7 @@ def embed_file(
             "maps are given, but not the language of the text", fix="add it: --language de"
         )
     with ExitStack() as stack:
+        stack.enter_context(lock_output(output))
         skipped = open_skip_list(skip_list, stack)
         if progress is not None:
             progress("reading", 0, None)

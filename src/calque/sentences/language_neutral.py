@@ -12,6 +12,7 @@ import numpy as np
 
 from calque.errors import InputError
 from calque.io.bitext import read_sentences
+from calque.io.outputs import write_folder
 from calque.models.inference import load_encoder
 from calque.models.neutral_space import NeutralSpace, find_language_directions
 from calque.sentences.embed import embed_sentences
@@ -132,13 +133,9 @@ def save_neutral_model(encoder: Encoder, space: NeutralSpace, folder: Path) -> N
     """Write a copy of a model's folder with the neutral space in it."""
     if folder.exists():
         raise InputError("this folder exists already", file=folder, fix="choose a new folder")
-    draft = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
-        shutil.copytree(encoder.folder, draft)
+
+    def fill(draft: Path) -> None:
+        shutil.copytree(encoder.folder, draft, dirs_exist_ok=True)
         space.save(draft)
-        draft.rename(folder)
-    except OSError as error:
-        raise InputError(f"the folder cannot be written: {error}", file=folder) from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+
+    write_folder(folder, fill)

@@ -28,6 +28,7 @@ from calque.io.files import (
     open_skip_list,
     write_atomically,
 )
+from calque.io.locks import lock_output
 from calque.models.inference import choose_device
 from calque.types import count_progress
 from calque.vectors.static import MAX_WORDS, VectorSpace, check_same_width
@@ -156,6 +157,7 @@ def induce_lexicon(
             with ExitStack() as inner:
                 stream = None  # opened first, so that a wrong path is reported before the work
                 if target is not None:
+                    inner.enter_context(lock_output(Path(target)))
                     stream = inner.enter_context(write_atomically(target))
                 n_words = settings.n_passes * len(src_space)
                 on_rows = count_progress(progress, "comparing", n_words)
