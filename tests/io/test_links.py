@@ -51,6 +51,12 @@ def test_formats() -> None:
     assert format_links(LINKS, PAIRS, "words", scores=True)[0] == "das-the:0.5000 Haus-house:0.9346"
 
 
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    words = [(["\x1b[2J", "x" * 1000], ["\x9b1m", "", "\u202eabc"]), *PAIRS[1:]]
+    shown = f"\\x1b[2J-\\x9b1m {'x' * 1000}-\\u202eabc"
+    assert format_links(LINKS, words, "words")[0] == shown
+
+
 def test_json_holds_words_links_and_scores() -> None:
     rows = [json.loads(line) for line in format_links(LINKS, PAIRS, "jsonl")]
     assert rows == [

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, TextIO, TypeAlias, cast, overload
 
 from calque.errors import DISK_FULL, InputError, explain_os_error
-from calque.io.locks import PARTIAL, UNFINISHED, create_draft, remove_leftovers
+from calque.io.locks import UNFINISHED, create_draft
 
 PathLike: TypeAlias = str | os.PathLike[str]
 SkipBad: TypeAlias = Callable[[int, str, str], None]  # line number, reason, text
@@ -37,7 +37,6 @@ BOM = b"\xef\xbb\xbf"
 MAGIC_BYTES = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}
 # Formats that are not supported: plain text under such a name would be misleading.
 UNSUPPORTED = frozenset({".bz2", ".lzma", ".lz4", ".7z", ".zip", ".tar", ".tgz"})
-PARTIAL_NAME = f".calque-*{PARTIAL}"  # name of a file until it is complete
 NUL_BYTE = "the line contains a NUL byte"
 NUL_BYTE_FIX = "remove it, or convert the file from UTF-16 to UTF-8"
 UTF8_FIX = "convert the file to UTF-8, for example with iconv"
@@ -197,11 +196,6 @@ def check_writable_folder(folder: Path) -> None:
         raise InputError("this is not a folder", file=found, fix="choose another path")
     if not os.access(found, os.W_OK | os.X_OK):
         raise InputError("permission denied", file=found, fix="choose another folder")
-
-
-def remove_partial_files(folder: Path) -> None:
-    """Remove incomplete files that a killed process left in a folder with a single writer."""
-    remove_leftovers(folder)
 
 
 def remove_unfinished() -> None:

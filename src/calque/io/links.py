@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from calque.errors import InputError, check_choice
+from calque.errors import InputError, check_choice, printable
 from calque.io.files import PathLike, display_name, read_lines
 from calque.types import Links
 
@@ -231,8 +231,8 @@ def format_links(
 ) -> list[str]:
     """Return one line of links per pair, without line ends.
 
-    `pharaoh` is `i-j`, `words` is `word-word`, and `jsonl` holds the words and always the scores:
-    `{"src": …, "tgt": …, "links": [[i, j, score]]}`.
+    `pharaoh` is `i-j`, `words` is `word-word` with control characters escaped, and `jsonl` holds
+    the words and always the scores: `{"src": …, "tgt": …, "links": [[i, j, score]]}`.
     """
     check_choice("format", format, get_args(LinkFormat))
     if format == "pharaoh":
@@ -240,7 +240,7 @@ def format_links(
     if format == "jsonl":
         return _format_jsonl(links, pairs)
     cells = [
-        f"{pairs[pair][0][i]}-{pairs[pair][1][j]}"
+        printable(f"{pairs[pair][0][i]}-{pairs[pair][1][j]}", None)
         for pair, i, j in zip(
             links.pairs.tolist(), links.src.tolist(), links.tgt.tolist(), strict=True
         )

@@ -36,7 +36,7 @@ from calque.io.cleaning import (
     clean_sentences,
     normalize_text,
 )
-from calque.io.files import PathLike, read_lines, remove_partial_files, write_atomically
+from calque.io.files import PathLike, read_lines, write_atomically
 from calque.io.outputs import write_folder
 from calque.io.processes import block_stop_signals, start_worker
 from calque.io.word_vectors import VectorBlock, iterate_vectors
@@ -312,7 +312,6 @@ class _CorpusWriter:
         """Write all files of the corpus; `corpus.json` comes last and confirms the others."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / CORPUS).unlink(missing_ok=True)
-        remove_partial_files(self.folder)
         stored = self._write_vectors() if self.source.vectors else self._write_text(rules, held_out)
         corpus = PreparedCorpus(
             name=self.source.name,

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import stat
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ import torch
 from calque.algorithms.nearest import normalize_rows
 from calque.errors import InputError
 from calque.io.files import (
-    PARTIAL_NAME,
     PathLike,
     SkipBad,
     SkippedLines,
@@ -403,7 +401,6 @@ def _find_files(folder: Path) -> dict[str, Path]:
 CACHE_FORMAT = 1  # to be raised whenever the same file would be parsed differently
 MIN_CACHED_BYTES = 64 << 20  # smaller files are parsed in about a second
 MATRIX_SUFFIX, WORDS_SUFFIX = ".npy", ".words"
-DAY_SECONDS = 86_400
 N_HASH_DIGITS = 16
 
 
@@ -460,7 +457,7 @@ class CacheEntry:
         return self.folder / f"{_hash(self.source)}-{self.state}-{words}{suffix}"
 
     def _remove_old(self) -> None:
-        """Remove entries of files that have changed or are gone, and incomplete entries."""
+        """Remove entries of files that have changed or are gone."""
         prefix = _hash(self.source)
         for file in self.folder.glob(f"{prefix}-*"):
             if not file.name.startswith(f"{prefix}-{self.state}-"):
@@ -469,9 +466,6 @@ class CacheEntry:
         for file in self.folder.glob(f"{any_hash}-{any_hash}-*{WORDS_SUFFIX}"):
             if not _has_source(file):
                 file.with_suffix(MATRIX_SUFFIX).unlink(missing_ok=True)
-                file.unlink(missing_ok=True)
-        for file in self.folder.glob(PARTIAL_NAME):
-            if file.stat().st_mtime < time.time() - DAY_SECONDS:
                 file.unlink(missing_ok=True)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from calque.errors import InputError
 from calque.evaluation.grid.task_run import build_records, describe_run, key_of
-from calque.io.files import PARTIAL_NAME, remove_partial_files, write_atomically
-from calque.io.locks import lock_output
+from calque.io.files import write_atomically
+from calque.io.locks import lock_output, remove_leftovers
 from calque.io.result_records import (
     FIELDS,
     Record,
@@ -47,8 +47,7 @@ class ResultsFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / RESULTS
-        for place in (folder, folder / ITEMS):
-            remove_partial_files(place)
+        remove_leftovers(folder / ITEMS)
         runs, self.repairs = _read_runs(folder)
         # Records with damaged items stay in the file until the run has been repeated.
         self._lines = {key: _to_lines(records) for key, records in runs.items()}
@@ -95,7 +94,7 @@ def check_results_folder(folder: Path) -> None:
         if path.exists() and not path.is_dir():
             raise InputError("the output is a file", file=path, fix=fix)
     if folder.is_dir() and not (folder / RESULTS).exists():
-        own = {ITEMS, LOCK, *(path.name for path in folder.glob(PARTIAL_NAME))}
+        own = {ITEMS, LOCK, *(path.name for path in folder.glob(".calque-*"))}
         others = {path.name for path in folder.iterdir()} - own
         if others:
             problem = f"the folder contains {min(others)} and no {RESULTS}"
