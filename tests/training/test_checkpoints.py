@@ -120,6 +120,15 @@ def test_newest_best_and_pinned_checkpoints_are_kept(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+def test_extra_checkpoint_does_not_count_and_is_deleted_after_the_next(tmp_path: Path) -> None:
+    for step in (2, 4):
+        write_small(tmp_path, step, keep=2)
+    write_checkpoint(tmp_path, 5, lambda _: None, {}, {}, 2, is_extra=True)
+    assert steps_of(tmp_path) == [2, 4, 5]
+    write_small(tmp_path, 6, keep=2)
+    assert steps_of(tmp_path) == [4, 6]
+
+
 def test_step_written_after_going_back_is_kept(tmp_path: Path) -> None:
     write_small(tmp_path, 10)
     write_small(tmp_path, 5, keep=1)

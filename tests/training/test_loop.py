@@ -102,6 +102,8 @@ def test_interrupted_run_resumes_bit_identically(
         == tmp_path / "model"
     )
     assert_same_run(straight, tmp_path, 8)
+    names = [sorted(path.name for path in run.iterdir()) for run in (straight, tmp_path)]
+    assert names[0] == names[1]
 
 
 KILLED = """
@@ -528,11 +530,11 @@ def test_a_kill_at_any_moment_of_saving_does_not_change_the_finished_model(
 
         return watched
 
-    def save(run: Run) -> None:
+    def save(run: Run, *, is_extra: bool) -> None:
         nonlocal is_saving
         is_saving = run.step == 4
         try:
-            save_run(run)
+            save_run(run, is_extra=is_extra)
         finally:
             is_saving = False
 
@@ -787,12 +789,12 @@ def test_missing_text_is_an_error(
 def test_text_of_another_vocabulary_is_an_error(
     tiny_recipe: MakeRecipe, tiny_text: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    text = tmp_path / "text"
-    shutil.copytree(tiny_text, text)
-    file = text / "tokenizer" / "tokenizer.json"
+    start = tmp_path / "start"
+    shutil.copytree(tiny_folder, start)
+    file = start / "tokenizer.json"
     content = json.loads(file.read_text(encoding="utf-8"))
     pieces = content["model"]["vocab"]
     pieces[10], pieces[11] = pieces[11], pieces[10]
     file.write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(InputError, match="another vocabulary"):
-        train(tiny_recipe(f"model.start={tiny_folder}"), output=tmp_path / "run", prepared=text)
+        train(tiny_recipe(f"model.start={start}"), output=tmp_path / "run", prepared=tiny_text)

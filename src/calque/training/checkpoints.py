@@ -51,12 +51,15 @@ def write_checkpoint(
     keep: int,
     pinned: Collection[int] = (),
     score: float | None = None,
+    *,
+    is_extra: bool = False,
 ) -> Path:
     """Write one checkpoint completely or not at all, then delete all but the newest `keep`.
 
     `save_model` writes the model into the folder it is given, and `score` is the model's validation
     loss. The best checkpoint and the `pinned` steps (which an average of the last checkpoints
-    needs) are never deleted. Call it on one process only.
+    needs) are never deleted. An extra checkpoint, of an interruption, does not count, and is
+    deleted when a newer one is written. Call it on one process only.
     """
     if keep < 1:
         raise InputError(f"keep={keep} would delete every checkpoint", fix="keep at least 1")
@@ -64,16 +67,19 @@ def write_checkpoint(
     def fill(draft: Path) -> None:
         save_model(draft)
         save_file(_without_shared_memory(tensors), draft / STATE_TENSORS)
-        record = {"format": FORMAT, "step": step, "score": score, "scalars": dict(scalars)}
-        content = format_record({**record, "files": describe_files(draft)})
+        record = {"format": FORMAT, "step": step, "score": score, "is_extra": is_extra}
+        content = format_record(
+            {**record, "scalars": dict(scalars), "files": describe_files(draft)}
+        )
         (draft / STATE_SCALARS).write_text(content, encoding="utf-8")
 
     folder = folder_of(run, step)
     write_folder(folder, fill, fix="free some space; earlier checkpoints are intact")
     best = read_best(run)
-    protected = {step, *pinned} | (set() if best is None else {best[0]})
-    for older in list_checkpoints(run)[:-keep]:
-        if step_of(older) not in protected:
+    regular = [each["step"] for each in _read_records(run) if not each["is_extra"]]
+    kept = {step, *pinned, *regular[-keep:]} | (set() if best is None else {best[0]})
+    for older in list_checkpoints(run):
+        if step_of(older) not in kept:
             remove_folder(older)
     return folder
 
@@ -131,12 +137,9 @@ def find_latest(run: Path) -> Path | None:
 
 def read_best(run: Path) -> tuple[int, float] | None:
     """Return the step and the score of the checkpoint with the lowest score, or None."""
-    best: tuple[int, float] | None = None
-    for folder in list_checkpoints(run):
-        record = verify_checkpoint(folder, only_record=True)
-        if record["score"] is not None and (best is None or record["score"] < best[1]):
-            best = record["step"], record["score"]
-    return best
+    scored = [record for record in _read_records(run) if record["score"] is not None]
+    best = min(scored, key=lambda record: record["score"], default=None)
+    return None if best is None else (best["step"], best["score"])
 
 
 def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
@@ -266,6 +269,10 @@ def _open_tensors(file: Path) -> Iterator[Any]:
             file=file,
             fix="resume from another checkpoint",
         ) from error
+
+
+def _read_records(run: Path) -> list[dict[str, Any]]:
+    return [verify_checkpoint(folder, only_record=True) for folder in list_checkpoints(run)]
 
 
 def _read_record(folder: Path) -> dict[str, Any]:

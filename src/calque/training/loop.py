@@ -257,11 +257,11 @@ class Trainer:
                 is_best = self.validate()
         self.probe_if_due()
         is_stopping = not run.is_finished and self._is_stop_requested()
-        is_due = run.is_finished or run.step % recipe.checkpoints.every == 0
-        if is_due or is_stopping or is_best:
+        is_due = is_best or run.is_finished or run.step % recipe.checkpoints.every == 0
+        if is_due or is_stopping:
             self.guard.check()
             with self.telemetry.paused():
-                run.save()
+                run.save(is_extra=not is_due)
         if is_stopping:
             raise Interrupted(f"stopped and saved at step {run.step}; continue with --resume")
 

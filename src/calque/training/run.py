@@ -200,8 +200,11 @@ class Run:
             with write_atomically(self.folder / "recipe.yaml") as stream:
                 stream.write(self.recipe.to_yaml())
 
-    def save(self) -> None:
-        """Write a checkpoint; all processes gather the state, and the main one writes it."""
+    def save(self, *, is_extra: bool = False) -> None:
+        """Write a checkpoint; all processes gather the state, and the main one writes it.
+
+        An extra one is that of an interruption.
+        """
         tensors, scalars = flatten_optimizer(self.wrapped, self.optimizer)
         tensors |= self.average.tensors()
         encoder, objectives = self.gather_weights()
@@ -216,6 +219,7 @@ class Run:
                 self.recipe.checkpoints.keep,
                 self.average.pinned(self.folder),
                 self.score,
+                is_extra=is_extra,
             )
         self.accelerator.wait_for_everyone()
 
