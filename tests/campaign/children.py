@@ -6,6 +6,7 @@ process of its own: it leads a session, works in its own folder and has its outp
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import re
@@ -43,7 +44,10 @@ MODULES = (
     "calque.vectors.mapping",
     "calque.word_alignment.file_job",
     "calque.word_alignment.linked_bitext",
+    "calque.word_alignment.neural",
+    "matplotlib.backends.backend_svg",
     "rich.progress",
+    "transformers.models.auto.tokenization_auto",
     "transformers.models.encoder_decoder.modeling_encoder_decoder",
     "transformers.models.xlm_roberta.modeling_xlm_roberta",
 )
@@ -79,9 +83,9 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     n_threads = len(os.listdir("/proc/self/task"))
     # A build of PyTorch for CUDA starts a thread of its own, which does nothing here.
-    assert n_threads == 1 or torch.version.cuda, (
-        f"{n_threads} threads: threads do not survive a fork"
-    )
+    assert n_threads == 1 or torch.version.cuda, "threads do not survive a fork"
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch, and so copy, all memory
 
 
 @dataclass
