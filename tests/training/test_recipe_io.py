@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,16 @@ def test_unknown_key_is_named(change: str, message: str) -> None:
         ("optimizer.betas=[0.9, 1.0]", "optimizer.betas.1: Input should be less than 1, got 1.0"),
         ("optimizer.betas=[-1, 0.9]", "optimizer.betas.0: Input should be greater than or equal"),
         ("engine.workers=-1", "engine.workers: Input should be greater than or equal to 0, got -1"),
+        ("optimizer.learning_rate=.inf", "optimizer.learning_rate: Input should be a finite"),
+        ("optimizer.learning_rate=1e400", "optimizer.learning_rate: Input should be a finite"),
+        ("optimizer.clip=.nan", "optimizer.clip: Input should be greater than 0, got nan"),
+        ("objectives.0.weight=.nan", "objectives.0.weight: Input should be a finite number"),
+        ("model.layers=10000000", "model: the encoder would have 70,779 billion parameters"),
+        ("name=../../travel", "name: '../../travel' cannot be the name of a folder"),
+        ("name=/tmp/x", "name: '/tmp/x' cannot be the name of a folder"),
+        ("name=.hidden", "name: '.hidden' cannot be the name of a folder"),
+        (r'name="a\nb"', r"name: 'a\nb' cannot be the name of a folder"),
+        (f"name={'x' * 101}", "name: 'xxxxxxxxxxxx...xxxxxxxxxxxxx' cannot be the name of"),
     ],
 )
 def test_wrong_value_is_named(change: str, message: str) -> None:
@@ -135,6 +146,7 @@ def test_settings_change_list_entries_and_create_sections() -> None:
             "average.kind=last",
             "model.start=",
             "optimizer.learning_rate=1e-4",
+            "optimizer.clip=.inf",
             "data.cleaning.max_words=40",
         ],
     )
@@ -215,6 +227,44 @@ def test_yaml_error_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="not valid YAML: ") as caught:
             load(tmp_path, text)
         assert "\n" not in str(caught.value)
+
+
+ALIASES = "".join(f"a{k}: &a{k} [{', '.join(9 * [f'*a{k - 1}'])}]\n" for k in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[" * 3000, "nested too deeply"),
+        ("seed: " + "9" * 5000, "a number of 5000 digits"),
+        ("seed: 0x" + "f" * 50, "a number of 52 digits"),
+        (f"a0: &a0 [1]\n{ALIASES}", "more than 100,000 values"),
+        ("seed: &a [*a]", "an alias refers to itself"),
+        ("name: " + "x" * 200_000, "more than 200,000 characters"),
+    ],
+)
+def test_document_that_would_take_all_time_or_memory_is_an_error(
+    text: str, problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        InputError, match=f"r.yaml.*: this is not valid YAML: .*{problem}"
+    ) as caught:
+        load(tmp_path, text)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match=rf"--set seed=.{{1,95}}: this is not .*{problem}"):
+        apply_setting({}, f"seed={text}")
+
+
+def test_recipe_that_cannot_be_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "r.yaml").touch()
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(InputError, match=r"r\.yaml: permission denied \(check the permissions"):
+        load_recipe(tmp_path / "r.yaml")
 
 
 def test_repeated_key_is_an_error(tmp_path: Path) -> None:

@@ -129,6 +129,16 @@ def write_sources(folder: Path) -> None:
     (folder / "en-de.tsv").write_text("".join([*lines, "\tleer\n", lines[0]]))
 
 
+@pytest.mark.parametrize("languages", ["../../x-de", "en-..", "en-a/b", "en-"])
+def test_languages_that_would_leave_the_folder_are_an_error(
+    languages: str, tiny_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    write_sources(tmp_path)
+    recipe = tiny_recipe(SOURCE.replace("bitext", f"bitext, languages: {languages}"))
+    with pytest.raises(InputError, match=r"en-de\.tsv: '.*' cannot be the code of a language"):
+        prepare_text(recipe, tmp_path, tmp_path / "text", n_workers=1)
+
+
 def test_prepare_reports_and_writes(
     tiny_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

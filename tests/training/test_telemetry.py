@@ -105,6 +105,37 @@ def test_incomplete_line_is_dropped_on_resume(tmp_path: Path) -> None:
     assert steps == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        '{"kind": "train"}',
+        '{"kind": "train", "step": "1"}',
+        '{"kind": "train", "step": true}',
+        '{"kind": 1, "step": 1}',
+        '{"kind": "train", "step": 1, "loss/mlm": "2"}',
+        '{"kind": "train", "step": 1' + "0" * 400 + "}",
+        '{"kind": "train", "step": 1, "loss/mlm": ' + 9000 * "[" + 9000 * "]" + "}",
+        "\udcff",
+    ],
+)
+def test_damaged_line_is_an_error(line: str, tmp_path: Path) -> None:
+    file, good = tmp_path / "metrics.jsonl", '{"kind": "train", "step": 1, "loss/mlm": null}\n'
+    file.write_text(f"{good}{line}\n{good}", "utf-8", errors="surrogateescape")
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2: ") as caught:
+        cut_metrics(file, 1)
+    assert "\n" not in str(caught.value)
+    assert cut_metrics(file, 0) == []  # a new run does not need them
+
+
+def test_folder_instead_of_metrics_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    for step in (0, 1):
+        with pytest.raises(InputError, match=r"metrics\.jsonl: is a directory"):
+            Telemetry(tmp_path, 2, start_step=step)
+
+
 def test_file_is_cut_atomically_and_only_if_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

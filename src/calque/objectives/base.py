@@ -35,7 +35,7 @@ LINKS, N_CHECKED_BATCHES = 4, 16
 class ObjectiveSettings(BaseModel):
     """Settings that all objectives have in a recipe."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     kind: str
     weight: float = Field(1.0, ge=0)

@@ -7,6 +7,7 @@ import glob
 import hashlib
 import json
 import re
+import reprlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -32,12 +33,15 @@ from calque.objectives import AnySettings
 
 # Stands for a language code in `probe.test`.
 LANGUAGE = "{language}"
+# Longest name that becomes a part of a path, in bytes.
+MAX_NAME = 100
+MAX_PARAMETERS = 10**11
 
 
 class Section(BaseModel):
     """A part of a recipe; unknown keys and values of the wrong type are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class DecoderSection(Section):
@@ -102,6 +106,10 @@ class ModelSection(Section):
     def _check_heads(self) -> ModelSection:
         if self.hidden % self.heads:
             raise ValueError(f"hidden={self.hidden} is not a multiple of heads={self.heads}")
+        n_matrices = self.layers * (4 * self.hidden + 2 * self.intermediate) + self.positions
+        if n_matrices * self.hidden > MAX_PARAMETERS:
+            n_billions = n_matrices * self.hidden / 1e9
+            raise ValueError(f"the encoder would have {n_billions:,.0f} billion parameters")
         if self.architecture == "modernbert" and self.hidden // self.heads % 2:
             raise ValueError(
                 f"hidden={self.hidden} gives each of heads={self.heads} an odd width, but the "
@@ -115,7 +123,7 @@ class TokenizerSection(Section):
 
     # A folder, a hub name or calque-mini. Default: that of `model.start`, or a new one.
     path: str | None = None
-    vocab_size: int = Field(32_000, gt=8)
+    vocab_size: int = Field(32_000, gt=8, le=10_000_000)
     character_coverage: float = Field(0.9995, gt=0, le=1)
     # Characters of training text, divided among the languages by `alpha`.
     sample_characters: int = Field(50_000_000, gt=0)
@@ -198,8 +206,8 @@ class OptimizerSection(Section):
     )
     epsilon: float = Field(1e-6, gt=0)
     weight_decay: float = Field(0.01, ge=0)
-    # Maximum norm of the gradient.
-    clip: float = Field(1.0, gt=0)
+    # Maximum norm of the gradient; .inf for none.
+    clip: float = Field(1.0, gt=0, allow_inf_nan=True)
 
 
 class ScheduleSection(Section):
@@ -230,7 +238,7 @@ class EngineSection(Section):
     compile: bool | Literal["auto"] = "auto"
     distributed: Literal["ddp", "fsdp"] = "ddp"
     # Worker processes per trainer that build batches in advance; auto: 2 with a GPU, 0 on a CPU.
-    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    workers: Annotated[int, Field(ge=0, le=1000)] | Literal["auto"] = "auto"
 
 
 class AverageSection(Section):
@@ -373,6 +381,14 @@ class Recipe(Section):
     # Measures cross-lingual transfer during training without affecting it.
     probe: ProbeSection | None = None
 
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not is_file_name(name):
+            shown = reprlib.repr(name)
+            raise ValueError(f"{shown} cannot be the name of a folder: use letters and digits")
+        return name
+
     def fingerprint(self) -> str:
         """Return a hash of everything that a resumed run must share with the original run."""
         content = self.model_dump(exclude={"telemetry", "engine", "checkpoints", "probe"})
@@ -428,6 +444,17 @@ class Recipe(Section):
         if self.probe is not None and "linear_map" in kinds:
             raise ValueError("probe: linear_map does not change the encoder; remove the probe")
         return self
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a name can be the name of a file or folder, without surprises.
+
+    >>> [is_file_name(name) for name in ("x2s-dcca", "../x", ".x", " x", "", "x" * 200)]
+    [True, False, False, False, False, False]
+    """
+    if not name.isprintable() or name.strip() != name or len(name.encode()) > MAX_NAME:
+        return False
+    return bool(name) and not name.startswith(".") and "/" not in name and "\\" not in name
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -7,13 +7,15 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from calque.errors import InputError, first_line
+from calque.errors import InputError, first_line, printable
+from calque.io.structured import read_document
 from calque.objectives.distillation import DistillationSettings
 from calque.training.recipe import ProbeSection, Recipe, glob_language, suggest
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 # Changes of a recipe: {"schedule.steps": 100}, or ["schedule.steps=100"] as on the command line.
 Settings: TypeAlias = Mapping[str, Any] | Sequence[str]
+# Limits of a recipe, and of a whole number in it.
+MAX_CHARACTERS, MAX_VALUES, MAX_DIGITS = 200_000, 100_000, 20
+SHOWN = 100  # characters of a setting in a message
 
 
 def resolve_recipe(recipe: str | Path | Recipe, settings: Settings = ()) -> tuple[Recipe, Path]:
@@ -44,7 +49,7 @@ def load_recipe(name: str | Path, settings: Settings = ()) -> Recipe:
     """Read a recipe from a file or, by its name alone, from the bundled ones."""
     path = find_recipe(name)
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
+        content = parse_yaml(read_document(path).decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or first_line(error)
@@ -102,7 +107,7 @@ def apply_settings(content: dict[str, Any], settings: Settings) -> None:
     """
     if isinstance(settings, Mapping):
         for key, value in settings.items():
-            _set_value(content, key, value, f"{key}={value}")
+            _set_value(content, key, value, printable(f"{key}={value}", SHOWN))
     else:
         for setting in settings:
             apply_setting(content, setting)
@@ -117,16 +122,15 @@ def apply_setting(content: dict[str, Any], setting: str) -> None:
     {'schedule': {'steps': 20}}
     """
     key, equals, text = setting.partition("=")
+    shown = printable(setting, SHOWN)
     if not equals or not key:
-        raise InputError(
-            f"--set {setting} does not have the form key=value", fix="write it as a.b=c"
-        )
+        raise InputError(f"--set {shown} does not have the form key=value", fix="write it as a.b=c")
     try:
         value = parse_yaml(text)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or first_line(error)
-        raise InputError(f"--set {setting}: this is not valid YAML: {problem}") from error
-    _set_value(content, key, value, setting)
+        raise InputError(f"--set {shown}: this is not valid YAML: {problem}") from error
+    _set_value(content, key, value, shown)
 
 
 def anchor_paths(recipe: Recipe, base: Path) -> Recipe:
@@ -173,10 +177,29 @@ def parse_yaml(text: str) -> Any:
 
     Every problem is raised as a YAMLError.
     """
+    if len(text) > MAX_CHARACTERS:
+        raise yaml.YAMLError(f"it has more than {MAX_CHARACTERS:,} characters")
     try:
-        return yaml.load(text, Loader=_Loader)  # a subclass of SafeLoader
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _count_values(node, {}) > MAX_VALUES:
+            raise yaml.YAMLError(f"it has more than {MAX_VALUES:,} values")
+        return loader.construct_document(node)
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply, or an alias refers to itself") from error
     except ValueError as error:  # raised for invalid dates
         raise yaml.YAMLError(first_line(error)) from error
+
+
+def _count_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return the number of values under a node; each alias counts as a copy of what it names."""
+    if id(node) not in known:
+        children = node.value if isinstance(node, yaml.CollectionNode) else []
+        flat = chain.from_iterable(children) if isinstance(node, yaml.MappingNode) else children
+        known[id(node)] = 1 + sum(_count_values(child, known) for child in flat)
+    return known[id(node)]
 
 
 def describe_error(error: ValidationError, content: Any, schema: type[BaseModel]) -> str:
@@ -211,7 +234,14 @@ class _Loader(yaml.SafeLoader):
             seen.add(name)
         return node
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        if len(node.value) > MAX_DIGITS:
+            problem = f"a number of {len(node.value)} digits"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return int(super().construct_yaml_int(node))  # type: ignore[no-untyped-call]
 
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"),
@@ -223,9 +253,9 @@ def _set_value(content: dict[str, Any], key: str, value: Any, setting: str) -> N
     """Set the value of a dotted key, and create sections on the way."""
 
     def index(entries: list[Any], part: str) -> int:
-        if not part.isdecimal() or int(part) >= len(entries):
+        if not part.isdecimal() or int(part[:9]) >= len(entries):
             raise InputError(
-                f"--set {setting}: {part!r} is not one of the {len(entries)} entries",
+                f"--set {setting}: {reprlib.repr(part)} is not one of the {len(entries)} entries",
                 fix="entries are numbered from 0",
             )
         return int(part)

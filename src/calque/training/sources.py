@@ -32,6 +32,7 @@ from calque.tokens.prepare import (
 from calque.tokens.tokenizer import SpecialTokens, load_tokenizer
 from calque.training.data import describe_text, is_suitable
 from calque.training.distributed import lock_folder
+from calque.training.recipe import is_file_name
 from calque.training.recipe_io import resolve_recipe
 from calque.training.start import check_freeze, check_start, check_vocabulary
 
@@ -306,4 +307,11 @@ def _find_languages(section: SourceSection, paths: Sequence[Path]) -> tuple[str,
             file=paths[0],
             fix="add `languages: en-de` (bitext) or `languages: de` (others) to the source",
         )
+    for language in languages:
+        if not is_file_name(language):
+            raise InputError(
+                f"{language!r} cannot be the code of a language",
+                file=paths[0],
+                fix="correct `languages` of the source, for example to de or en-de",
+            )
     return languages

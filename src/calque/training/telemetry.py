@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from calque.errors import InputError, MissingExtra
 from calque.io.files import write_atomically
+from calque.io.structured import parse_json, read_document
 
 if TYPE_CHECKING:
     from calque.types import Progress
@@ -177,25 +178,30 @@ class Telemetry:
 
 
 def read_metrics(file: Path) -> list[Row]:
-    """Return the rows of a metrics.jsonl; an incomplete line, left by a kill, is skipped."""
+    """Return the rows of a metrics.jsonl; an incomplete last line, left by a kill, is skipped."""
     if not file.exists():
         return []
-    rows = []
-    for line in file.read_text("utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and {"kind", "step"} <= row.keys():
-            rows.append(row)
-    return rows
+    lines = read_document(file).split(b"\n")[:-1]
+    return [_parse_row(line, file, number) for number, line in enumerate(lines, start=1)]
+
+
+def _parse_row(line: bytes, file: Path, number: int) -> Row:
+    row = parse_json(line, file=file, line=number)
+    values = dict(row) if isinstance(row, dict) else {}
+    kind, step = values.pop("kind", None), values.pop("step", None)
+    types = {type(value) for value in values.values()}
+    if not isinstance(kind, str) or type(step) is not int or types - {int, float, type(None)}:
+        problem = "the line has no metrics of a step"
+        raise InputError(problem, file=file, line=number, fix="delete the line")
+    return {"kind": kind, "step": step, **values}
 
 
 def cut_metrics(file: Path, last_step: int) -> list[Row]:
     """Remove the rows after a step, all of them for step 0, and return the others."""
-    kept = [row for row in read_metrics(file) if last_step and row["step"] <= last_step]
+    rows = read_metrics(file) if last_step else []
+    kept = [row for row in rows if row["step"] <= last_step]
     text = "".join(json.dumps(row) + "\n" for row in kept)
-    if file.exists() and file.read_bytes() != text.encode():
+    if file.exists() and read_document(file) != text.encode():
         with write_atomically(file) as stream:
             stream.write(text)
     return kept
