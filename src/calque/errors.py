@@ -17,6 +17,7 @@ FIXES: dict[int | None, str] = {
     **dict.fromkeys(DISK_FULL, "free some space or choose another output"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "check the permissions"),
     errno.ENOENT: "check the path",
+    errno.EEXIST: "choose another path",
     errno.ENOTDIR: "a part of the path is not a folder",
     errno.EISDIR: "pass the path of a file",
     errno.EBADF: "do not close the standard streams",

@@ -465,6 +465,30 @@ def test_unwritable_paths(tmp_path):
             stream.write("text")
 
 
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("file/out.txt", "file: this is not a folder"),
+        ("file/deep/out.txt", "file: this is not a folder"),
+        ("absent/out.txt", r"absent/out.txt: .* its folder does not exist \(mkdir -p"),
+        ("link", r"link: .* its folder does not exist \(mkdir -p .*elsewhere"),
+        ("locked/out.txt", "locked: permission denied"),
+        ("folder", "folder: this is a directory"),
+    ],
+)
+def test_impossible_outputs(tmp_path, monkeypatch, path, problem):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "out.txt")
+    for name in ("locked", "folder"):
+        (tmp_path / name).mkdir()
+    access = os.access  # the root user may write everywhere
+    monkeypatch.setattr(os, "access", lambda p, mode: "locked" not in str(p) and access(p, mode))
+    with pytest.raises(InputError, match=problem):
+        check_output_file(tmp_path / path, [])
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    check_output_file(Path("/dev/null"), [])
+
+
 def test_errors_of_the_caller_are_not_changed(tmp_path):
     with pytest.raises(FileNotFoundError), write_atomically(tmp_path / "out.txt"):
         open(tmp_path / "absent.txt").close()

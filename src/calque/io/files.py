@@ -145,9 +145,12 @@ def open_skip_list(path: Path | None, stack: ExitStack) -> SkippedLines | None:
 def check_output_file(path: Path, inputs: Iterable[str]) -> None:
     """Raise InputError if a file cannot be written or is also an input."""
     _check_suffix(path)
-    if not path.parent.is_dir():
+    folder = path.parent if not path.is_symlink() else Path(os.path.realpath(path)).parent
+    if not path.exists() or path.is_file():
+        check_writable_folder(folder)
+    if not folder.is_dir():
         problem = "the file cannot be created: its folder does not exist"
-        raise InputError(problem, file=path, fix=f"mkdir -p {path.parent}")
+        raise InputError(problem, file=path, fix=f"mkdir -p {folder}")
     if path.is_dir():
         raise InputError("this is a directory", file=path, fix="pass the path of a file")
     for other in inputs:

@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from calque.errors import InputError, explain_os_error
+from calque.errors import DISK_FULL, FIXES, InputError, explain_os_error
 from calque.io.checksums import check_files, describe_files
 from calque.io.files import sync_path
 from calque.io.locks import (
@@ -32,11 +32,11 @@ from calque.io.locks import (
 from calque.io.structured import read_json
 
 MANIFEST = "manifest.json"
-FIX = "free some space or choose another folder"
+FREE_SPACE = "free some space or choose another folder"
 AGAIN = "copy or train the model again"
 
 
-def write_folder(folder: Path, fill: Callable[[Path], object], *, fix: str = FIX) -> None:
+def write_folder(folder: Path, fill: Callable[[Path], object], *, fix: str = FREE_SPACE) -> None:
     """Call `fill` to write a new folder, which is renamed to `folder` when it is complete.
 
     An existing folder of that name is replaced in the end. Files and folders get the permissions
@@ -45,7 +45,7 @@ def write_folder(folder: Path, fill: Callable[[Path], object], *, fix: str = FIX
     Args:
         folder: The folder.
         fill: Called with an empty folder.
-        fix: What users can do if the folder cannot be written.
+        fix: What users can do if the disk is full.
     """
     final = Path(os.path.realpath(folder))
     draft = hidden_path(final, PARTIAL)
@@ -65,6 +65,8 @@ def write_folder(folder: Path, fill: Callable[[Path], object], *, fix: str = FIX
                 shutil.rmtree(draft, ignore_errors=True)
                 UNFINISHED.discard(draft)
     except (OSError, SafetensorError) as error:
+        is_known = isinstance(error, OSError) and error.errno not in DISK_FULL
+        fix = FIXES.get(error.errno, fix) if is_known else fix
         raise InputError(f"the folder cannot be written: {error}", file=folder, fix=fix) from error
 
 
@@ -87,7 +89,7 @@ def open_draft(folder: Path) -> Iterator[Path]:
                 shutil.rmtree(draft, ignore_errors=True)
                 UNFINISHED.discard(draft)
     except OSError as error:
-        raise explain_os_error(error, error.filename or folder, fix=FIX) from error
+        raise explain_os_error(error, error.filename or folder) from error
     finally:
         if is_new and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
