@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from calque.io.processes import STOP_SIGNALS, kill_descendants
+from calque.io.processes import STOP_SIGNALS, block_stop_signals, kill_descendants
 
 PROGRAM = """
 import multiprocessing, os, time
@@ -44,6 +44,19 @@ def test_a_worker_outlives_signals_but_not_its_parent(tmp_path: Path, method: st
         assert is_running(worker)
         process.kill()
     assert has_ended(worker)
+
+
+def test_a_process_is_not_disturbed_while_it_starts() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with block_stop_signals():
+        child = subprocess.Popen(["sleep", "60"])
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    with child:
+        for kind in STOP_SIGNALS:
+            child.send_signal(kind)
+        time.sleep(0.1)
+        assert is_running(child.pid)
+        child.kill()
 
 
 def test_kill_descendants_includes_grandchildren() -> None:
