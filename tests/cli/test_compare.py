@@ -102,6 +102,8 @@ def test_notes_are_printed(results: Path, capsys: pytest.CaptureFixture[str]) ->
         (["--baseline", "base", "--correction", "x"], "there is no correction 'x'"),
         (["--baseline", "base", "--alpha", "1"], "alpha 1 is not a significance level"),
         (["--baseline", "base", "--bootstrap", "9"], "9 bootstrap resamples are too few"),
+        (["--baseline", "base", "--bootstrap", "9" * 9], "resamples are too many"),
+        (["--baseline", "base", "--alpha", "nan"], "alpha nan is not a significance level"),
         (["--baseline", "base", "--seed", "-1"], "the seed -1 is negative"),
         (["--baseline", "base", "-o", "a.pdf"], "comparisons are not written as '.pdf'"),
         (["--baseline", "base", "-o", "none/a.md"], "its folder does not exist"),

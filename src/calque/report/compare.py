@@ -18,7 +18,7 @@ from calque.report.tables import to_csv, to_latex, to_markdown
 if TYPE_CHECKING:
     from calque.types import Progress
 
-MIN_RESAMPLES = 100
+MIN_RESAMPLES, MAX_RESAMPLES = 100, 1_000_000
 FORMATS: dict[str, Callable[[Comparison], str]] = {
     ".html": build_page,
     ".md": to_markdown,
@@ -68,9 +68,10 @@ def compare(
     if not 0 < alpha < 0.5:
         problem = f"alpha {alpha:g} is not a significance level"
         raise InputError(problem, fix="choose a number between 0 and 0.5")
-    if bootstrap < MIN_RESAMPLES:
-        fix = f"choose at least {MIN_RESAMPLES}"
-        raise InputError(f"{bootstrap} bootstrap resamples are too few", fix=fix)
+    if not MIN_RESAMPLES <= bootstrap <= MAX_RESAMPLES:
+        amount = "few" if bootstrap < MIN_RESAMPLES else "many"
+        fix = f"choose a number from {MIN_RESAMPLES} to {MAX_RESAMPLES:,}"
+        raise InputError(f"{bootstrap} bootstrap resamples are too {amount}", fix=fix)
     if seed < 0:
         raise InputError(f"the seed {seed} is negative", fix="choose 0 or a positive number")
     check_scipy()
