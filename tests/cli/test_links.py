@@ -249,7 +249,7 @@ def test_a_folder_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> Non
     Path("en-fr.tsv").write_text("a\tb\n")
     Path("1").write_text("0-0\n")
     Path("file").touch()
-    problem = "file/linked: not a directory (write elsewhere)"
+    problem = "file/linked: not a directory (a part of the path is not a folder)"
     fails(["en-fr.tsv", "--links", "1", "-o", "file/linked"], problem, capsys)
 
 

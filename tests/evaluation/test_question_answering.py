@@ -131,7 +131,7 @@ def test_malformed_test_does_not_affect_other_languages(tmp_path: Path) -> None:
         shutil.copytree(QUESTIONS / name, tmp_path / name)
     (tmp_path / "xquad" / "xquad.zh.json").write_text("{", "utf-8")
     assert sorted(find_files(tmp_path, "xquad").tests) == ["de", "en", "zh"]
-    with pytest.raises(InputError, match=r"xquad\.zh\.json, line 1: this is not JSON"):
+    with pytest.raises(InputError, match=r"xquad\.zh\.json: this is not valid JSON: .* line 1"):
         find_files(tmp_path, "xquad").read_test("zh")
 
 
