@@ -6,12 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from calque.io.processes import STOP_SIGNALS, block_stop_signals, kill_descendants
+from calque.io.processes import (
+    STOP_SIGNALS,
+    block_stop_signals,
+    kill_descendants,
+    run_in_thread,
+)
 
 PROGRAM = """
 import multiprocessing, os, time
@@ -83,3 +89,18 @@ def is_running(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_thread_returns_its_result_or_its_error() -> None:
+    assert run_in_thread(lambda: threading.current_thread()) is not threading.main_thread()
+    with pytest.raises(ZeroDivisionError):
+        run_in_thread(lambda: 1 // 0)
+
+
+def test_waiting_for_a_thread_can_be_interrupted() -> None:
+    """A library may not return to Python for minutes."""
+    is_over = threading.Event()
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_in_thread(lambda: is_over.wait(60))
+    is_over.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 
 from calque.errors import FIXES, InputError, explain_os_error
 
@@ -37,7 +39,9 @@ def main() -> None:
         print("calque: interrupted", file=sys.stderr)
         code = 128 + signal.SIGINT
     end_workers()
-    sys.exit(code if signals.received is None else 128 + signals.received)
+    if signals.received is not None:
+        _end_at_once(128 + signals.received)
+    sys.exit(code)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -76,6 +80,18 @@ def run(arguments: list[str] | None = None) -> int:
         print(f"calque: error: there is not enough memory ({fix})", file=sys.stderr)
         code = 2
     return code
+
+
+def _end_at_once(code: int) -> None:
+    """End an interrupted process without the seconds that Python may take to free its memory.
+
+    Threads of libraries may still be computing then, and nothing watches over the time any more.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _call(command: Callable[[], object]) -> int:

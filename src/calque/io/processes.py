@@ -6,9 +6,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
+
+ResultT = TypeVar("ResultT")
 
 # Ctrl-C; `kill`, `timeout` and job schedulers; a terminal that was closed.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -29,6 +33,24 @@ def block_stop_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def run_in_thread(work: Callable[[], ResultT]) -> ResultT:
+    """Run a function of a library in a thread and return its result.
+
+    Python handles no signal while the main thread is inside a library, but it does while the main
+    thread waits. After an interruption, the thread ends with the process.
+    """
+    future: Future[ResultT] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 (raised again in the main thread)
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result()
 
 
 def start_worker() -> None:

@@ -40,7 +40,7 @@ class ObjectiveSettings(BaseModel):
     kind: str
     weight: float = Field(1.0, ge=0)
     # Tokens per micro-batch, including special tokens and padding.
-    batch_tokens: int = Field(16_384, gt=0)
+    batch_tokens: int = Field(16_384, gt=0, le=1 << 20)
     # Maximum number of sentences or pairs per micro-batch.
     batch_examples: int | None = Field(None, gt=0)
     # "raw" excludes bitext with links, whose words are separated by spaces.

@@ -38,7 +38,7 @@ from calque.io.cleaning import (
 )
 from calque.io.files import PathLike, read_lines, write_atomically
 from calque.io.outputs import write_folder
-from calque.io.processes import block_stop_signals, start_worker
+from calque.io.processes import block_stop_signals, run_in_thread, start_worker
 from calque.io.word_vectors import VectorBlock, iterate_vectors
 from calque.tokens.linked import STORES, encode_linked, read_linked
 from calque.tokens.ragged import Ragged, reorder
@@ -601,7 +601,10 @@ def train_tokenizer_on_sources(
     }
     if progress is not None:
         progress("training the tokenizer", 0, None)
-    return train_tokenizer(sorted(sample), vocab_size, character_coverage=character_coverage)
+    train = partial(
+        train_tokenizer, sorted(sample), vocab_size, character_coverage=character_coverage
+    )
+    return run_in_thread(train)
 
 
 def _read_text(
