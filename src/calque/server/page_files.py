@@ -1,0 +1,61 @@
+"""The files of the page, compressed once and read again when they change."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "page"
+INDEX = "index.html"
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".ico": "image/x-icon",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file of the page as it is sent."""
+
+    content: bytes
+    compressed: bytes
+    media_type: str
+    etag: str
+
+
+def find_page_file(name: str, folder: Path = FOLDER) -> PageFile | None:
+    """Return the file of the page with a name such as `views/align.js`, or None.
+
+    The name is looked up in a list of the folder's files; it is never made into a path.
+    """
+    path = list_files(folder).get(name)
+    if path is None or path.suffix not in MEDIA_TYPES:
+        return None
+    return _read(path, path.stat().st_mtime_ns)
+
+
+def list_files(folder: Path) -> dict[str, Path]:
+    """Return the regular files below a folder by their relative names; links are left out."""
+    return {
+        (path := Path(place, name)).relative_to(folder).as_posix(): path
+        for place, _, names in os.walk(folder)
+        for name in names
+        if not os.path.islink(os.path.join(place, name))
+    }
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, modified: int) -> PageFile:
+    content = path.read_bytes()
+    etag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+    return PageFile(content, gzip.compress(content, mtime=0), MEDIA_TYPES[path.suffix], etag)
