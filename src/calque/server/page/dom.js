@@ -62,6 +62,10 @@ export function choice(label, options, value, onchange, { hideLabel = false } = 
     });
     buttons.append(h("label", {}, radio, h("span", {}, text)));
   }
+  node.choose = (key) => {
+    node.value = key;
+    for (const radio of node.querySelectorAll("input")) radio.checked = radio.value === key;
+  };
   return node;
 }
 

@@ -41,6 +41,13 @@ const WORDS = {
   hi: ["पानी", "आग", "रोटी", "माँ", "पिता", "सोमवार", "लाल", "सात"],
 };
 
+export const ENGLISH_WORDS = ["water", "house", "mother", "red", "seven"].map((word) => ({ name: word }));
+
+export const TRANSLATIONS = [
+  { name: "Greeting", text: "Good morning!" },
+  { name: "Two sentences", text: "Our guests will arrive in a few minutes.\nThe university has a cafeteria." },
+];
+
 /** Return lines of language, tab and text. */
 function toLines(byLanguage) {
   return Object.entries(byLanguage)

@@ -5,7 +5,8 @@ import { rove } from "./keyboard.js";
 import { markPath, seriesClass } from "./marks.js";
 import { languageName } from "./text.js";
 
-const [WIDTH, HEIGHT, MARGIN] = [560, 420, 24];
+const [MARGIN, LABEL_GAP, LINE_HEIGHT] = [20, 8, 13]; // pixels
+const NARROW = 420; // pixels; plots below this width have no labels
 
 /**
  * Return the plot.
@@ -13,43 +14,57 @@ const [WIDTH, HEIGHT, MARGIN] = [560, 420, 24];
  * @param {string[]} languages decides color and mark of each point
  */
 export function scatterPlot(points, languages, { label, withLabels }) {
-  const across = axis(points.map((point) => point.x), MARGIN, WIDTH - MARGIN);
-  const down = axis(points.map((point) => point.y), HEIGHT - MARGIN, MARGIN);
   const marks = points.map((point) => {
     const number = languages.indexOf(point.language);
     const text = `${point.text} (${languageName(point.language)})`;
-    const x = across(point.x);
-    const mark = s(
-      "g",
-      {
-        class: `point ${seriesClass(number)}`,
-        role: "img",
-        "aria-label": text,
-        "data-tip": text,
-        transform: `translate(${x.toFixed(1)} ${down(point.y).toFixed(1)})`,
-      },
-      s("path", { d: markPath(number) }),
-    );
-    if (withLabels) {
-      const left = x > WIDTH * 0.8;
-      const anchor = left ? "end" : "start";
-      mark.append(s("text", { x: left ? -8 : 8, dy: "0.32em", "text-anchor": anchor }, shorten(point.text)));
-    }
+    const attributes = { class: `point ${seriesClass(number)}`, role: "img", "aria-label": text, "data-tip": text };
+    const mark = s("g", attributes, s("path", { d: markPath(number) }));
+    if (withLabels) mark.append(s("text", { dy: "0.32em" }, shorten(point.text)));
     mark.language = point.language;
     return mark;
   });
-  const node = s("svg", {
-    class: "scatter",
-    viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
-    role: "group",
-    "aria-label": label,
-  });
+  const node = s("svg", { class: "scatter", role: "group", "aria-label": label });
   node.append(...marks);
   rove(node, marks);
+
+  function draw() {
+    const width = node.clientWidth;
+    if (!width) return;
+    const height = Math.round(width * 0.75);
+    node.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    const toX = axis(points.map((point) => point.x), MARGIN, width - MARGIN);
+    const toY = axis(points.map((point) => point.y), height - MARGIN, MARGIN);
+    const places = points.map((point) => [toX(point.x), toY(point.y)]);
+    marks.forEach((mark, k) => {
+      mark.setAttribute("transform", `translate(${places[k][0].toFixed(1)} ${places[k][1].toFixed(1)})`);
+    });
+    if (withLabels) placeLabels(marks.filter((mark) => !mark.classList.contains("off")), width);
+  }
+  new ResizeObserver(draw).observe(node);
+
   node.show = (language, shown) => {
     for (const mark of marks) if (mark.language === language) mark.classList.toggle("off", !shown);
+    draw();
   };
   return node;
+}
+
+/** Place labels beside their marks, and hide those that would cover another label. */
+function placeLabels(marks, width) {
+  const taken = [];
+  for (const mark of marks) {
+    const text = mark.querySelector("text");
+    const { e: x, f: y } = mark.transform.baseVal.getItem(0).matrix;
+    const length = text.getComputedTextLength();
+    const left = x + LABEL_GAP + length > width;
+    text.setAttribute("x", left ? -LABEL_GAP - length : LABEL_GAP);
+    const box = { start: left ? x - LABEL_GAP - length : x - 4, end: left ? x + 4 : x + LABEL_GAP + length, y };
+    const covers = taken.some(
+      (other) => Math.abs(other.y - y) < LINE_HEIGHT && box.start < other.end && other.start < box.end,
+    );
+    text.classList.toggle("off", covers || width < NARROW);
+    if (!covers) taken.push(box);
+  }
 }
 
 function shorten(text) {

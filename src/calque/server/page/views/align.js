@@ -34,6 +34,7 @@ export function create(health) {
   const mode = choice("Input", [["pair", "Two sentences"], ["bitext", "Bitext"]], "pair", (chosen) => {
     pairFields.hidden = pairExamples.hidden = chosen !== "pair";
     bitextField.hidden = chosen === "pair";
+    show.choose(chosen === "pair" ? "both" : "links");
     align();
   }, { hideLabel: true });
 

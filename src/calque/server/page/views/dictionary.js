@@ -1,7 +1,8 @@
 /** Dictionary: the nearest words to a word, in every language with mapped vectors. */
 
 import { call, query } from "../api.js";
-import { debounce, field, h, select } from "../dom.js";
+import { debounce, examples, field, h, select } from "../dom.js";
+import { ENGLISH_WORDS } from "../examples.js";
 import { rankedGroups } from "../ranked.js";
 import { createRequests } from "../request.js";
 import { languageName } from "../text.js";
@@ -17,6 +18,11 @@ export function create(health) {
   const word = h("input", { ...attributes, oninput: debounce(lookUp, WAIT) });
   const language = select(languages.map((code) => [code, languageName(code)]), languages[0], { onchange: lookUp });
   const count = select([5, 10, 20], 5, { onchange: lookUp });
+  const words = examples(ENGLISH_WORDS, ({ name }) => {
+    word.value = name;
+    language.value = "en";
+    lookUp();
+  });
   const node = h(
     "div",
     {},
@@ -24,10 +30,15 @@ export function create(health) {
     h("p", { class: "lead" }, "The nearest words in every language whose vectors share one space."),
     h(
       "div",
-      { class: "card row" },
-      field("Word", word, { className: "field grow" }),
-      field("Language", language),
-      field("Words per language", count),
+      { class: "card" },
+      h(
+        "div",
+        { class: "row" },
+        field("Word", word, { className: "field grow" }),
+        field("Language", language),
+        field("Words per language", count),
+      ),
+      languages.includes("en") ? words : null,
     ),
     requests.node,
     output,

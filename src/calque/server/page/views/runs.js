@@ -7,6 +7,7 @@ import { createRequests } from "../request.js";
 import { compact, duration } from "../text.js";
 
 const EVERY = 2000; // milliseconds
+const COUNTERS = ["step", "tokens", "seconds"];
 
 /** Return the view. */
 export function create() {
@@ -49,7 +50,8 @@ export function create() {
       const runs = await call("runs", { signal });
       const name = runs.some((run) => run.name === chosen) ? chosen : (runs[0]?.name ?? null);
       if (name === null) return { runs, name, added: [] };
-      const after = name === chosen ? (metrics.at(-1)?.step ?? -1) : -1;
+      // The last step again: its validation may have been recorded after its training loss.
+      const after = name === chosen ? (metrics.at(-1)?.step ?? 0) - 1 : -1;
       const answer = await call(`runs/${encodeURIComponent(name)}?after=${after}`, { signal });
       return { runs, name, added: answer.metrics };
     }, update);
@@ -63,7 +65,7 @@ export function create() {
       return;
     }
     if (!curves.isConnected) output.replaceChildren(...content);
-    metrics = name === chosen ? [...metrics, ...added] : added;
+    metrics = name === chosen ? mergeRows(metrics, added) : added;
     chosen = name;
     title.textContent = name;
     listRuns(runs);
@@ -98,12 +100,7 @@ export function create() {
   }
 
   function draw() {
-    const names = curveNames(metrics).filter((name) => groupOf(name) === metric.value);
-    const series = names.map((name) => ({
-      name: name.slice(metric.value.length + 1) || name,
-      points: metrics.filter((each) => Number.isFinite(each[name])).map((each) => [each.step, each[name]]),
-    }));
-    chart.update(series);
+    chart.update(findSeries(metrics, metric.value));
   }
 
   function enter([name]) {
@@ -143,6 +140,7 @@ function newRow(name, onchoose) {
   row.update = (run, isChosen) => {
     row.classList.toggle("chosen", isChosen);
     button.setAttribute("aria-pressed", String(isChosen));
+    bar.hidden = !run.steps;
     bar.max = run.steps || 1;
     bar.value = run.step ?? 0;
     steps.textContent = run.steps ? `${compact(run.step)} / ${compact(run.steps)}` : `step ${run.step ?? 0}`;
@@ -160,9 +158,15 @@ function ago(time) {
   return Number.isFinite(moment) ? `${duration((Date.now() - moment) / 1000)} ago` : "–";
 }
 
-function curveNames(metrics) {
-  const names = new Set(metrics.flatMap((each) => Object.keys(each).filter((key) => Number.isFinite(each[key]))));
-  names.delete("step");
+/** Return the rows with those that are new: a row is known by its step and kind. */
+function mergeRows(rows, added) {
+  const key = ({ step, kind }) => `${step} ${kind}`;
+  return [...new Map([...rows, ...added].map((row) => [key(row), row])).values()];
+}
+
+function metricNames(rows) {
+  const names = new Set(rows.flatMap((row) => Object.keys(row).filter((key) => Number.isFinite(row[key]))));
+  for (const name of COUNTERS) names.delete(name);
   return [...names];
 }
 
@@ -171,7 +175,23 @@ function groupOf(name) {
   return name.split("/")[0];
 }
 
-function groupNames(metrics) {
-  const names = [...new Set(curveNames(metrics).map(groupOf))];
-  return names.sort((a, b) => Number(b.startsWith("loss")) - Number(a.startsWith("loss")));
+/** Return the groups, losses first. */
+function groupNames(rows) {
+  const names = [...new Set(metricNames(rows).map(groupOf))];
+  return names.sort((a, b) => Number(b === "loss") - Number(a === "loss"));
+}
+
+/** Return one series for each metric of a group, and for each kind of row that has it. */
+function findSeries(rows, group) {
+  const series = new Map();
+  for (const name of metricNames(rows).filter((each) => groupOf(each) === group)) {
+    for (const row of rows) {
+      if (!Number.isFinite(row[name])) continue;
+      const title = name.slice(group.length + 1) || name;
+      const label = !row.kind || row.kind === "train" ? title : `${title}, ${row.kind}`;
+      if (!series.has(label)) series.set(label, { name: label, points: [] });
+      series.get(label).points.push([row.step, row[name]]);
+    }
+  }
+  return [...series.values()];
 }

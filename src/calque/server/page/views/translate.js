@@ -1,7 +1,8 @@
 /** Translate: one sentence per line. */
 
 import { call } from "../api.js";
-import { field, h, select } from "../dom.js";
+import { examples, field, h, select } from "../dom.js";
+import { TRANSLATIONS } from "../examples.js";
 import { createRequests } from "../request.js";
 import { direction } from "../text.js";
 
@@ -25,6 +26,10 @@ export function create() {
       field("Beams", beams),
       h("button", { type: "submit", class: "primary" }, "Translate"),
     ),
+    examples(TRANSLATIONS, (example) => {
+      text.value = example.text;
+      translate();
+    }),
   );
   form.addEventListener("submit", (event) => {
     event.preventDefault();
