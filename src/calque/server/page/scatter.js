@@ -5,7 +5,7 @@ import { rove } from "./keyboard.js";
 import { markPath, seriesClass } from "./marks.js";
 import { languageName } from "./text.js";
 
-const [MARGIN, LABEL_GAP, LINE_HEIGHT] = [20, 8, 13]; // pixels
+const [MARGIN, LABEL_GAP, MARK_SIZE, LINE_HEIGHT] = [20, 8, 5, 13]; // pixels
 const NARROW = 420; // pixels; plots below this width have no labels
 
 /**
@@ -49,16 +49,18 @@ export function scatterPlot(points, languages, { label, withLabels }) {
   return node;
 }
 
-/** Place labels beside their marks, and hide those that would cover another label. */
+/** Place labels beside their marks, and hide those that would cover a mark or another label. */
 function placeLabels(marks, width) {
-  const taken = [];
-  for (const mark of marks) {
+  const places = marks.map((mark) => mark.transform.baseVal.getItem(0).matrix);
+  const taken = places.map(({ e: x, f: y }) => ({ start: x - MARK_SIZE, end: x + MARK_SIZE, y }));
+  for (const [k, mark] of marks.entries()) {
     const text = mark.querySelector("text");
-    const { e: x, f: y } = mark.transform.baseVal.getItem(0).matrix;
+    const { e: x, f: y } = places[k];
     const length = text.getComputedTextLength();
     const left = x + LABEL_GAP + length > width;
     text.setAttribute("x", left ? -LABEL_GAP - length : LABEL_GAP);
-    const box = { start: left ? x - LABEL_GAP - length : x - 4, end: left ? x + 4 : x + LABEL_GAP + length, y };
+    const start = left ? x - LABEL_GAP - length : x + LABEL_GAP;
+    const box = { start, end: start + length, y };
     const covers = taken.some(
       (other) => Math.abs(other.y - y) < LINE_HEIGHT && box.start < other.end && other.start < box.end,
     );
