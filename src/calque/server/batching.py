@@ -70,13 +70,19 @@ class BatchQueue:
         function: Callable[[Sequence[PayloadT]], Sequence[ResultT]],
         payload: PayloadT,
         size: int = 1,
+        *,
+        seconds: float | None = None,
     ) -> ResultT:
         """Return the function's result for one payload, computed together with others.
 
         A canceled call costs nothing if its job has not begun. QueueFull is raised if too many jobs
-        are waiting.
+        are waiting, or if the result is not there after some seconds.
         """
-        return await asyncio.wrap_future(self.submit(function, payload, size))
+        job = asyncio.wrap_future(self.submit(function, payload, size))
+        try:
+            return await asyncio.wait_for(job, seconds)
+        except TimeoutError:
+            raise QueueFull("the model is busy with other requests") from None
 
     def submit(
         self,

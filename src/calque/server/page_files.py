@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from calque.server.folder_files import list_files
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
@@ -38,20 +39,12 @@ def find_page_file(name: str, folder: Path = FOLDER) -> PageFile | None:
 
     The name is looked up in a list of the folder's files; it is never made into a path.
     """
-    path = list_files(folder).get(name)
-    if path is None or path.suffix not in MEDIA_TYPES:
-        return None
-    return _read(path, path.stat().st_mtime_ns)
+    path = list_files(folder, _has_media_type).get(name)
+    return None if path is None else _read(path, path.stat().st_mtime_ns)
 
 
-def list_files(folder: Path) -> dict[str, Path]:
-    """Return the regular files below a folder by their relative names; links are left out."""
-    return {
-        (path := Path(place, name)).relative_to(folder).as_posix(): path
-        for place, _, names in os.walk(folder)
-        for name in names
-        if not os.path.islink(os.path.join(place, name))
-    }
+def _has_media_type(name: str) -> bool:
+    return Path(name).suffix in MEDIA_TYPES
 
 
 @lru_cache(maxsize=64)

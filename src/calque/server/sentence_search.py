@@ -41,22 +41,27 @@ class SentenceIndex:
         self.sentences = sentences
         self.languages = list(dict.fromkeys(sentence.language for sentence in sentences))
         self._vectors = normalize_vectors(embed([sentence.text for sentence in sentences]))
-        self._names = np.array([sentence.language for sentence in sentences])
+        names = np.array([sentence.language for sentence in sentences])
+        self._rows = {language: np.flatnonzero(names == language) for language in self.languages}
 
-    def find(
-        self, vector: Vectors, n: int, languages: Collection[str] | None = None
-    ) -> list[tuple[SearchSentence, float]]:
-        """Return the n sentences nearest to a vector, by cosine, in some or all languages."""
+    def check(self, languages: Collection[str] | None) -> None:
+        """Raise InputError if there are no sentences in one of these languages."""
         for language in languages or ():
             if language not in self.languages:
                 fix = f"choose from: {', '.join(self.languages)}"
                 raise InputError(f"there are no sentences in {language!r}", fix=fix)
+
+    def find(
+        self, vector: Vectors, n: int, languages: Collection[str] | None = None
+    ) -> list[tuple[SearchSentence, float]]:
+        """Return the n nearest sentences of each language with their cosines, the best first."""
         scores = self._vectors @ normalize_vectors(vector[None])[0]
-        rows = np.arange(len(scores))
-        if languages:
-            rows = np.flatnonzero(np.isin(self._names, list(languages)))
-        best = rows[np.argsort(-scores[rows], kind="stable")[:n]]
-        return [(self.sentences[row], float(scores[row])) for row in best.tolist()]
+        found = []
+        for language in dict.fromkeys(languages or self.languages):
+            rows = self._rows[language]
+            best = rows[np.argsort(-scores[rows], kind="stable")[:n]]
+            found += [(self.sentences[row], float(scores[row])) for row in best.tolist()]
+        return sorted(found, key=lambda match: -match[1])
 
 
 def read_search_sentences(files: Sequence[str] | None) -> list[SearchSentence]:

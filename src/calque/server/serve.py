@@ -1,4 +1,4 @@
-"""`serve`: load the models and run the server until it is stopped."""
+"""`serve`: load models and folders, and answer requests until the process is stopped."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from typing import TYPE_CHECKING
 from calque.errors import InputError, MissingExtra
 
 if TYPE_CHECKING:
-    from calque.server.routes import ServedData
+    from calque.server.served_data import ServedData
+
+    Names = str | Path | Sequence[str | Path]
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-# Time for requests that are being answered when the server is stopped.
-SHUTDOWN_SECONDS = 4
+MIN_TOKEN_CHARACTERS = 8
+BACKLOG = 512  # connections that wait to be accepted
 
 
 def serve(
-    model: str | Path | Sequence[str | Path] | None = None,
+    model: Names | None = None,
     *,
     results: str | Path | None = None,
     runs: str | Path | None = None,
     vectors: str | Path | None = None,
-    sentences: str | Path | Sequence[str | Path] | None = None,
+    sentences: Names | None = None,
     translator: str | Path | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -35,6 +37,8 @@ def serve(
     device: str = "auto",
 ) -> None:
     """Serve a page and a JSON API until the process is interrupted.
+
+    Requests can read only the folders that are given here. Nothing is sent to other computers.
 
     Args:
         model: Model folder, hub name, `calque-mini` (the default), or a list of them. The first one
@@ -54,45 +58,46 @@ def serve(
         >>> calque.serve("calque-mini", port=8000)  # doctest: +SKIP
     """
     try:
-        import uvicorn
-    except ImportError as error:
-        raise MissingExtra("uvicorn", "serve") from error
-    from calque.server.limits import RequestLimits
-    from calque.server.routes import build_server
-
+        from calque.server.http_server import run_server
+        from calque.server.limits import RequestLimits
+        from calque.server.routes import build_server
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "uvicorn", "starlette", "h11"):
+            raise
+        raise MissingExtra(error.name, "serve") from error
     is_loopback = check_address(host, token)
-    listener = open_listener(host, port)
-    try:
-        data = load_data(model, sentences, device)
+    with open_listener(host, port) as listener:
+        data = load_data(
+            model,
+            results=results,
+            runs=runs,
+            vectors=vectors,
+            sentences=sentences,
+            translator=translator,
+            device=device,
+        )
         hosts = LOOPBACK_NAMES | {_host_name(host)} if is_loopback else None
         app = build_server(data, RequestLimits(hosts=hosts, token=token))
         address = f"http://{_host_name(host)}:{listener.getsockname()[1]}"
-        config = uvicorn.Config(
-            app,  # type: ignore[arg-type]
-            http="h11",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        )
-        logger.info("%s (stop with Ctrl-C)", address)
-        server = uvicorn.Server(config)
-        server.run(sockets=[listener])
-    finally:
-        listener.close()
+        logger.info("%s shows: %s (stop with Ctrl-C)", address, ", ".join(data.views))
+        run_server(app, listener, stop=data.queue.close)
 
 
 def check_address(host: str, token: str | None) -> bool:
     """Return whether only this computer can reach the address; others require a token."""
+    if token is not None and (len(token) < MIN_TOKEN_CHARACTERS or not token.isascii()):
+        raise InputError(
+            f"the token is shorter than {MIN_TOKEN_CHARACTERS} ASCII characters",
+            fix="create one: openssl rand -hex 16",
+        )
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         is_loopback = False
-    if not is_loopback and not token:
+    if not is_loopback and token is None:
         raise InputError(
-            f"other computers can reach {host}, and the server has no token",
-            fix="set one: CALQUE_TOKEN=$(openssl rand -hex 16), or use --host 127.0.0.1",
+            f"other computers can reach {host}, but no token is set",
+            fix="export CALQUE_TOKEN=$(openssl rand -hex 16), or use --host 127.0.0.1",
         )
     return is_loopback
 
@@ -101,38 +106,59 @@ def open_listener(host: str, port: int) -> socket.socket:
     """Open the port to listen at; raise InputError if that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=512)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(
-            f"cannot listen at {host} port {port}: {reason.lower()}",
+            f"cannot listen at {host}, port {port}: {reason.lower()}",
             fix="choose another port (--port) or address (--host)",
         ) from error
 
 
 def load_data(
-    model: str | Path | Sequence[str | Path] | None,
-    sentences: str | Path | Sequence[str | Path] | None,
-    device: str,
+    model: Names | None = None,
+    *,
+    results: str | Path | None = None,
+    runs: str | Path | None = None,
+    vectors: str | Path | None = None,
+    sentences: Names | None = None,
+    translator: str | Path | None = None,
+    device: str = "auto",
 ) -> ServedData:
-    """Load everything that requests may use."""
+    """Load the models, embed the sentences and check the folders."""
     from calque.api import load
+    from calque.models.inference import choose_device, load_encoder
+    from calque.models.loading import EMBEDDED_MODEL
+    from calque.models.seq2seq import Seq2Seq
     from calque.report.plots import shorten_names
-    from calque.server.loaded_model import LoadedModel
-    from calque.server.routes import ServedData
+    from calque.server.loaded_model import LoadedModel, LoadedTranslator, ModelCores
     from calque.server.sentence_search import SentenceIndex, read_search_sentences
+    from calque.server.served_data import ServedData
+    from calque.server.study import StudyFolder
+    from calque.server.training_runs import TrainingRuns
+    from calque.server.word_lookup import WordLookup
 
-    names = [model] if model is None or isinstance(model, str | Path) else list(model)
-    files = None if sentences is None else _as_list(sentences)
-    found = read_search_sentences(files)
-    encoders = {str(name or "calque-mini"): load(name, device) for name in names or [None]}
-    short = shorten_names(encoders)
-    models = {short[name]: LoadedModel(short[name], each) for name, each in encoders.items()}
-    first = next(iter(models.values()))
-    return ServedData(models, SentenceIndex(found, first.model.embed))
+    # Folders and files first: what is wrong with them is reported at once.
+    study = None if results is None else StudyFolder(Path(results))
+    training_runs = None if runs is None else TrainingRuns(Path(runs))
+    words = None if vectors is None else WordLookup(Path(vectors))
+    to_find = read_search_sentences(None if sentences is None else _as_list(sentences))
+    names = _as_list(model) if model else [EMBEDDED_MODEL]
+    short = shorten_names(names)
+    cores = ModelCores(choose_device(device))
+    models = {short[n]: LoadedModel(short[n], load(n, device), cores) for n in short}
+    seq2seq = None if translator is None else load_encoder(translator, device, cls=Seq2Seq)
+    return ServedData(
+        models=models,
+        sentences=SentenceIndex(to_find, next(iter(models.values())).model.embed),
+        words=words,
+        study=study,
+        runs=training_runs,
+        translator=None if seq2seq is None else LoadedTranslator(seq2seq),
+    )
 
 
-def _as_list(values: str | Path | Sequence[str | Path]) -> list[str]:
+def _as_list(values: Names) -> list[str]:
     several = [values] if isinstance(values, str | Path) else values
     return [str(value) for value in several]
 
