@@ -27,7 +27,8 @@ export function langAttribute(code) {
 
 /** Return a number with a fixed number of decimals and a real minus sign. */
 export function decimal(value, digits = 2) {
-  return Number.isFinite(value) ? value.toFixed(digits).replace("-", "−") : "–";
+  if (!Number.isFinite(value)) return "–";
+  return value.toFixed(digits).replace(/^-(?=.*[1-9])/, "−").replace("-", "");
 }
 
 /** Return a number with its sign. */

@@ -19,15 +19,18 @@ export function create(health) {
   const area = (value) => h("textarea", { rows: 2, dir: "auto", spellcheck: "false", oninput: ask }, value);
   const src = area(PAIRS[0].src);
   const tgt = area(PAIRS[0].tgt);
+  const models = health.models ?? [health.model];
+  const model = select(models, health.model, { onchange: read });
   const kind = select([], null, { onchange: chooseReading });
   const layer = slider("Layer", { min: 1, max: health.n_layers, step: 1, value: health.default_layer || 1, oninput: draw });
   const head = select([], null, { onchange: draw });
+  const headField = field("Head", head);
   const way = choice("Direction", [["src", "Source to target"], ["tgt", "Target to source"]], "src", draw);
   const node = h(
     "div",
     {},
     h("h2", {}, "Attention between sentences"),
-    h("p", { class: "lead" }, "Each row shows where one word looks in the other sentence. Darker cells mean more attention."),
+    h("p", { class: "lead" }, "Each row shows how the attention of one token is spread over the other sentence. Darker cells mean more attention."),
     h(
       "div",
       { class: "card" },
@@ -38,13 +41,21 @@ export function create(health) {
         read();
       }),
     ),
-    h("div", { class: "card controls" }, field("Attention", kind), layer, field("Head", head), way),
+    h(
+      "div",
+      { class: "card controls" },
+      models.length > 1 ? field("Model", model) : null,
+      field("Attention", kind),
+      layer,
+      headField,
+      way,
+    ),
     requests.node,
     output,
   );
 
   function read() {
-    const body = { src: src.value.trim(), tgt: tgt.value.trim() };
+    const body = { src: src.value.trim(), tgt: tgt.value.trim(), model: model.value };
     if (!body.src || !body.tgt) {
       requests.cancel();
       requests.fail("");
@@ -54,7 +65,7 @@ export function create(health) {
     requests.run((signal) => call("attention", { body, signal }), (answer) => {
       readings = answer.readings;
       const chosen = kind.selectedIndex;
-      kind.replaceChildren(...readings.map((each, k) => h("option", { value: k }, `${each.model}, ${each.kind}`)));
+      kind.replaceChildren(...readings.map((each, k) => h("option", { value: k }, each.kind)));
       kind.selectedIndex = Math.max(0, Math.min(chosen, readings.length - 1));
       chooseReading();
     });
@@ -69,11 +80,11 @@ export function create(health) {
     const chosen = head.value || "mean";
     const heads = count > 1 ? [...Array(count).keys()] : [];
     head.replaceChildren(
-      h("option", { value: "mean" }, "mean of all heads"),
-      ...heads.map((k) => h("option", { value: k }, `head ${k + 1}`)),
+      h("option", { value: "mean" }, "mean"),
+      ...heads.map((k) => h("option", { value: k }, String(k + 1))),
     );
     head.value = Number(chosen) < count || chosen === "mean" ? chosen : "mean";
-    head.disabled = !heads.length;
+    headField.hidden = !heads.length;
     draw();
   }
 

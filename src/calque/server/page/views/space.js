@@ -26,7 +26,7 @@ export function create(health) {
   const node = h(
     "div",
     {},
-    h("h2", {}, "Look at the space"),
+    h("h2", {}, "Embedding space"),
     h("p", { class: "lead" }, "In a well-aligned space, translations lie close together whatever their language."),
     h(
       "div",
@@ -60,8 +60,11 @@ export function create(health) {
       return;
     }
     const body = { texts, unit: unit.value, method: method.value };
-    const ask = (signal) => Promise.all(models.map((model) => call("projection", { body: { ...body, model }, signal })));
-    requests.run(ask, draw);
+    requests.run(async (signal) => {
+      const results = [];
+      for (const model of models) results.push(await call("projection", { body: { ...body, model }, signal }));
+      return results;
+    }, draw);
   }
 
   function draw(results) {

@@ -1,6 +1,6 @@
 /** Study: verdicts, tables and plots of `calque compare`. */
 
-import { call } from "../api.js";
+import { call, query } from "../api.js";
 import { field, h, select } from "../dom.js";
 import { createRequests } from "../request.js";
 import { showSeeds } from "../seeds.js";
@@ -18,22 +18,25 @@ export function create() {
   let address = [];
   const task = select([["", "All tasks"]], "", { onchange: draw });
   const language = select([["", "All languages"]], "", { onchange: draw });
+  const baseline = select([["", "First model"]], "", { onchange: load });
   const node = h(
     "div",
     {},
     h("h2", {}, "Study"),
     h("p", { class: "lead" }, "Does a model help? A verdict needs a difference that is significant over seeds and over test items."),
-    h("div", { class: "card row" }, field("Task", task), field("Language", language)),
+    h("div", { class: "card row" }, field("Task", task), field("Language", language), field("Baseline", baseline)),
     requests.node,
     output,
   );
 
   function load() {
-    requests.run((signal) => call("results", { signal }), (answer) => {
+    requests.run((signal) => call(`results${query({ baseline: baseline.value })}`, { signal }), (answer) => {
       study = answer;
       const languages = new Set(study.tasks.flatMap((each) => each.languages));
       fill(task, study.tasks.map((each) => [each.task, each.task]));
       fill(language, [...languages].sort().map((code) => [code, `${languageName(code)} (${code})`]));
+      fill(baseline, [study.baseline, ...study.models].sort().map((name) => [name, name]));
+      baseline.value = study.baseline;
       draw();
     });
   }
@@ -79,8 +82,8 @@ function fill(filter, options) {
 }
 
 function taskCard(study, task, language) {
-  const verdicts = task.verdicts.map(({ category, text }) => h("li", { class: category.replace(" ", "-") }, text));
-  const plots = (task.plots ?? []).map((name) => svgFigure(`results/plots/${encodeURIComponent(name)}.svg`, name));
+  const verdicts = task.verdicts.map(verdictLine);
+  const plots = (task.plots ?? []).map((name) => svgFigure(`results/plots/${encodeURIComponent(name)}.svg${query({ baseline: study.baseline })}`, name));
   return h(
     "section",
     { class: "card", "data-task": task.task },
@@ -89,6 +92,13 @@ function taskCard(study, task, language) {
     scoreTable(study, task, language),
     plots.length ? h("details", {}, h("summary", {}, "Plots"), plots) : null,
   );
+}
+
+/** Return a verdict with its category in bold. */
+function verdictLine({ category, text }) {
+  const at = text.lastIndexOf(`: ${category}`) + 2;
+  const parts = at > 1 ? [text.slice(0, at), h("b", {}, category), text.slice(at + category.length)] : [text];
+  return h("li", { class: category.replace(" ", "-") }, parts);
 }
 
 function scoreTable(study, task, language) {
