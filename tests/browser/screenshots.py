@@ -87,6 +87,7 @@ def save_image(data: bytes, path: Path) -> None:
 
 
 def main() -> None:
+    expect.set_options(timeout=60_000)
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         options = write_folders(Path(folder))

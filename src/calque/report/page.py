@@ -30,6 +30,7 @@ from calque.report.tables import (
 )
 from calque.report.verdict import summarize_verdicts, verdict_name, verdict_sentence
 
+STYLES = ("base.css", "page.css")
 METHOD = (
     "A verdict requires three things at once: the difference is significant over seeds (t-test,"
     " paired by seed where seeds are shared), over test items (contribution of each item to the"
@@ -52,7 +53,8 @@ def build_page(comparison: Comparison) -> str:
     """Return the page as HTML text."""
     check_matplotlib()
     title = f"Comparison with {short_model_names(comparison)[comparison.baseline]}"
-    style = resources.files("calque.report").joinpath("page.css").read_text("utf-8")
+    folder = resources.files("calque.report")
+    style = "".join(folder.joinpath(name).read_text("utf-8") for name in STYLES)
     links = "".join(
         f'<li><a href="#task-{number}">{escape(task.task)}</a></li>'
         for number, task in enumerate(comparison.tasks)

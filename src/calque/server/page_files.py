@@ -6,12 +6,15 @@ import gzip
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 
 from calque.server.folder_files import list_files
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
+# Files of other packages that the page uses.
+SHARED = {"base.css": Path(str(resources.files("calque.report"))) / "base.css"}
 MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -39,7 +42,7 @@ def find_page_file(name: str, folder: Path = FOLDER) -> PageFile | None:
 
     The name is looked up in a list of the folder's files; it is never made into a path.
     """
-    path = list_files(folder, _has_media_type).get(name)
+    path = SHARED.get(name) or list_files(folder, _has_media_type).get(name)
     return None if path is None else _read(path, path.stat().st_mtime_ns)
 
 
