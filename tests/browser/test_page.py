@@ -105,9 +105,15 @@ def test_another_layer_gives_another_result(page: Page) -> None:
 
 def test_the_newest_request_wins(page: Page) -> None:
     panel = open_view(page, "align")
-    with page.expect_response("**/align"):
-        panel.get_by_label("Sentence", exact=True).fill("das Haus")
-        panel.get_by_label("Sentence", exact=True).fill("der Baum")
+    held: list[Any] = []
+    page.route("**/align", held.append)
+    for text in ("das Haus", "der Baum"):
+        with page.expect_request("**/align"):
+            panel.get_by_label("Sentence", exact=True).fill(text)
+    held[1].continue_()
+    expect(panel.locator(".words").first).to_have_text("derBaum")
+    held[0].continue_()
+    page.wait_for_timeout(500)
     expect(panel.locator(".words").first).to_have_text("derBaum")
 
 
@@ -150,9 +156,9 @@ def test_markup_is_shown_as_text(page: Page, text: str) -> None:
     align(page, text, text)
     shown = "".join(page.locator(".words").first.locator("li").all_text_contents())
     assert shown == text.replace(" ", "")
-    panel = open_view(page, "search")
-    with page.expect_response("**/search"):
-        panel.get_by_label("Sentence").fill(text)
+    match = {"language": "en", "text": text, "score": 1.0, "line": 1}
+    page.route("**/search", lambda route: route.fulfill(json={"matches": [match]}))
+    expect(open_view(page, "search").locator(".ranked .text")).to_have_text(text)
     panel = open_view(page, "space")
     with page.expect_response("**/projection"):
         panel.get_by_label("One text per line").fill("".join(f"en\t{text}{k}\n" for k in range(4)))

@@ -4,9 +4,9 @@ import { callText } from "./api.js";
 import { h } from "./dom.js";
 
 /** Return a figure that loads its plot when it comes into view. */
-export function svgFigure(path, label) {
-  const image = h("img", { alt: label, class: "plot" });
-  const node = h("figure", {}, image);
+export function svgFigure(path, title, caption) {
+  const image = h("img", { alt: title, class: "plot" });
+  const node = h("figure", {}, h("h4", {}, title), image, h("figcaption", {}, caption));
   let text = null;
 
   // As an image, a plot can neither run a script nor load anything.

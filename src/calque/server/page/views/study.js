@@ -2,12 +2,18 @@
 
 import { call, query } from "../api.js";
 import { field, h, select } from "../dom.js";
+import { legend } from "../marks.js";
 import { createRequests } from "../request.js";
 import { showSeeds } from "../seeds.js";
 import { svgFigure } from "../svg_figure.js";
 import { decimal, languageName, signed } from "../text.js";
 
 const MARKS = { helps: " ▲", hurts: " ▼" };
+const PLOTS = {
+  differences: ["By language", "Differences with their intervals. Filled marks are significant after correction."],
+  seeds: ["By seed", "Mean over the languages of each run; lines join runs with the same seed."],
+  layers: ["By layer", "Mean over languages and seeds."],
+};
 const SCOPES = { mean: "Mean", gap: "Transfer gap" };
 
 /** Return the view. */
@@ -83,14 +89,19 @@ function fill(filter, options) {
 
 function taskCard(study, task, language) {
   const verdicts = task.verdicts.map(verdictLine);
-  const plots = (task.plots ?? []).map((name) => svgFigure(`results/plots/${encodeURIComponent(name)}.svg${query({ baseline: study.baseline })}`, name));
+  const plots = task.plots.map((name) => {
+    const path = `results/plots/${encodeURIComponent(name)}.svg${query({ baseline: study.baseline })}`;
+    const [title, text] = PLOTS[name.slice(task.task.length + 1)] ?? [name, ""];
+    return svgFigure(path, title, text);
+  });
+  const key = legend([study.baseline, ...study.models]);
   return h(
     "section",
     { class: "card", "data-task": task.task },
     h("h3", {}, task.task),
     h("ul", { class: "verdicts" }, verdicts),
     scoreTable(study, task, language),
-    plots.length ? h("details", {}, h("summary", {}, "Plots"), plots) : null,
+    plots.length ? h("details", {}, h("summary", {}, "Plots"), key, plots) : null,
   );
 }
 
