@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calque.errors import InputError, MissingExtra
+from calque.errors import InputError, MissingExtra, first_line
 
 if TYPE_CHECKING:
     from calque.server.served_data import ServedData
@@ -80,7 +81,11 @@ def serve(
         app = build_server(data, RequestLimits(hosts=hosts, token=token))
         address = f"http://{_host_name(host)}:{listener.getsockname()[1]}"
         logger.info("%s shows: %s (stop with Ctrl-C)", address, ", ".join(data.views))
-        run_server(app, listener, stop=data.queue.close)
+        try:
+            run_server(app, listener, stop=data.queue.close)
+        except KeyboardInterrupt as interruption:
+            interruption.add_note("the server was stopped")
+            raise
 
 
 def check_address(host: str, token: str | None) -> bool:
@@ -108,7 +113,8 @@ def open_listener(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        number = getattr(error, "errno", None)
+        reason = os.strerror(number) if number and number > 0 else first_line(error)
         raise InputError(
             f"cannot listen at {host}, port {port}: {reason.lower()}",
             fix="choose another port (--port) or address (--host)",
@@ -131,6 +137,7 @@ def load_data(
     from calque.models.loading import EMBEDDED_MODEL
     from calque.models.seq2seq import Seq2Seq
     from calque.report.plots import shorten_names
+    from calque.server.batching import MAX_BATCH_SIZE, BatchQueue
     from calque.server.loaded_model import LoadedModel, LoadedTranslator, ModelCores
     from calque.server.sentence_search import SentenceIndex, read_search_sentences
     from calque.server.served_data import ServedData
@@ -145,9 +152,11 @@ def load_data(
     to_find = read_search_sentences(None if sentences is None else _as_list(sentences))
     names = _as_list(model) if model else [EMBEDDED_MODEL]
     short = shorten_names(names)
-    cores = ModelCores(choose_device(device))
+    torch_device = choose_device(device)
+    cores = ModelCores(torch_device)
     models = {short[n]: LoadedModel(short[n], load(n, device), cores) for n in short}
     seq2seq = None if translator is None else load_encoder(translator, device, cls=Seq2Seq)
+    max_batch_size = MAX_BATCH_SIZE.get(torch_device.type, MAX_BATCH_SIZE["cpu"])
     return ServedData(
         models=models,
         sentences=SentenceIndex(to_find, next(iter(models.values())).model.embed),
@@ -155,6 +164,7 @@ def load_data(
         study=study,
         runs=training_runs,
         translator=None if seq2seq is None else LoadedTranslator(seq2seq),
+        queue=BatchQueue(max_batch_size=max_batch_size),
     )
 
 
