@@ -8,7 +8,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
 
-.PHONY: help demo test lint bench docs wheel clean
+.PHONY: help demo page test lint bench docs wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -17,6 +17,9 @@ help:  ## list the targets
 
 demo: $(VENV)/.installed  ## install, then find translations with the embedded model
 	$(BIN)/calque demo $(ARGS)
+
+page: $(VENV)/.installed-page  ## install, then open the page with the embedded model
+	$(BIN)/calque serve $(ARGS)
 
 test: $(VENV)/.installed-dev  ## install, then run the tests
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
@@ -51,6 +54,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 	$(INSTALL) -e .
 	@touch $@
 
+$(VENV)/.installed-page: pyproject.toml constraints.txt | $(BIN)/pip
+	$(INSTALL) -e '.[align,plots,serve]'
+	@touch $(VENV)/.installed $@
+
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
 	$(INSTALL) -e '.[dev]'
-	@touch $(VENV)/.installed $@
+	@touch $(VENV)/.installed $(VENV)/.installed-page $@
