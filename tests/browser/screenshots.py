@@ -8,7 +8,6 @@ from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
-
 from tests.browser.served_page import BROWSER_OPTIONS, CHROMIUM, run_server, write_folders
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -31,8 +30,10 @@ ru\tПоезд в Берлин отправляется в восемь.
 
 
 def show_align(page: Page) -> None:
-    expect(page.locator(".link").first).to_be_attached()
-    page.locator(".words li").nth(6).hover()
+    page.get_by_role("radio", name="Lines").check()
+    expect(page.locator(".matrix")).to_have_count(0)
+    page.locator(".link").nth(4).focus()
+    page.keyboard.press("ArrowRight")
 
 
 def show_arabic(page: Page) -> None:
@@ -93,7 +94,10 @@ def main() -> None:
         options = write_folders(Path(folder))
         sentences = Path(folder) / "sentences.tsv"
         sentences.write_text(SENTENCES, "utf-8")
-        with run_server([*options, f"--sentences={sentences}"]) as address, sync_playwright() as api:
+        with (
+            run_server([*options, f"--sentences={sentences}"]) as address,
+            sync_playwright() as api,
+        ):
             browser = api.chromium.launch(executable_path=CHROMIUM, args=BROWSER_OPTIONS)
             for name, (view, scheme, show) in PICTURES.items():
                 context = browser.new_context(viewport=SIZE, color_scheme=scheme)

@@ -10,7 +10,6 @@ import math
 import os
 import re
 import runpy
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -100,5 +99,5 @@ def run_server(options: Sequence[str]) -> Iterator[str]:
             else:
                 raise RuntimeError("the server did not start:\n" + "".join(lines))
         finally:
-            server.send_signal(signal.SIGINT)
+            server.terminate()
             server.communicate(timeout=20)

@@ -48,6 +48,12 @@ function decode(part) {
   }
 }
 
+function fail(problem) {
+  const line = document.getElementById("start-error");
+  line.textContent = problem.message;
+  line.hidden = false;
+}
+
 function startToken() {
   const form = document.getElementById("token");
   document.addEventListener("token-needed", () => {
@@ -68,11 +74,10 @@ async function start() {
   try {
     health = await call("health");
   } catch (problem) {
-    const line = document.getElementById("start-error");
-    line.textContent = problem.message;
-    line.hidden = false;
+    fail(problem);
     return;
   }
+  document.getElementById("version").textContent = health.version;
   document.getElementById("model").textContent = health.models?.join(", ") || health.model || "";
   const shown = Object.keys(VIEWS).filter((name) => health.views.includes(name));
   if (!shown.length) {
@@ -83,7 +88,7 @@ async function start() {
   const follow = () => {
     const [name, rest] = readAddress(shown);
     tabs.select(name);
-    open(name, rest);
+    open(name, rest).catch(fail);
   };
   addEventListener("hashchange", () => location.hash !== "#main" && follow());
   follow();

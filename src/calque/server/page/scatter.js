@@ -53,19 +53,21 @@ export function scatterPlot(points, languages, { label, withLabels }) {
 function placeLabels(marks, width) {
   const places = marks.map((mark) => mark.transform.baseVal.getItem(0).matrix);
   const taken = places.map(({ e: x, f: y }) => ({ start: x - MARK_SIZE, end: x + MARK_SIZE, y }));
+  const isFree = ({ start, end, y }) =>
+    start >= 0 &&
+    end <= width &&
+    !taken.some((other) => Math.abs(other.y - y) < LINE_HEIGHT && start < other.end && other.start < end);
   for (const [k, mark] of marks.entries()) {
     const text = mark.querySelector("text");
     const { e: x, f: y } = places[k];
+    text.classList.remove("off"); // what is hidden has no length
     const length = text.getComputedTextLength();
-    const left = x + LABEL_GAP + length > width;
-    text.setAttribute("x", left ? -LABEL_GAP - length : LABEL_GAP);
-    const start = left ? x - LABEL_GAP - length : x + LABEL_GAP;
-    const box = { start, end: start + length, y };
-    const covers = taken.some(
-      (other) => Math.abs(other.y - y) < LINE_HEIGHT && box.start < other.end && other.start < box.end,
-    );
-    text.classList.toggle("off", covers || width < NARROW);
-    if (!covers) taken.push(box);
+    const sides = [LABEL_GAP, -LABEL_GAP - length];
+    const side = sides.find((left) => isFree({ start: x + left, end: x + left + length, y }));
+    text.classList.toggle("off", side === undefined || width < NARROW);
+    if (side === undefined) continue;
+    text.setAttribute("x", side);
+    taken.push({ start: x + side, end: x + side + length, y });
   }
 }
 

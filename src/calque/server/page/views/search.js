@@ -5,11 +5,12 @@ import { debounce, examples, field, h, select } from "../dom.js";
 import { QUERIES } from "../examples.js";
 import { createRequests } from "../request.js";
 import { rankedGroups } from "../ranked.js";
+import { languageName } from "../text.js";
 
 const WAIT = 300; // milliseconds after the last change
 
 /** Return the view. */
-export function create() {
+export function create(health) {
   const output = h("div", { class: "output" });
   const requests = createRequests(output);
   let entered = false;
@@ -19,7 +20,7 @@ export function create() {
     "div",
     {},
     h("h2", {}, "Search sentences"),
-    h("p", { class: "lead" }, "The sentences with the most similar meaning, in every language of the collection."),
+    h("p", { class: "lead" }, `The sentences with the most similar meaning in ${health.languages.map(languageName).join(", ")}.`),
     h(
       "div",
       { class: "card" },
