@@ -10,13 +10,15 @@ import math
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-CHROMIUM = Path("/usr/bin/chromium")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 BROWSER_OPTIONS = (
     "--no-sandbox",
     "--disable-gpu",

@@ -17,7 +17,9 @@ export function startTooltips() {
     const box = target.getBoundingClientRect();
     const own = bubble.getBoundingClientRect();
     const left = box.left + box.width / 2 - own.width / 2;
-    const above = box.top - own.height - GAP;
+    // Over the middle of something tall, such as a line; above anything else.
+    const isTall = box.height > 2 * own.height;
+    const above = isTall ? box.top + (box.height - own.height) / 2 : box.top - own.height - GAP;
     const right = document.documentElement.clientWidth - own.width - GAP;
     bubble.style.left = `${Math.max(GAP, Math.min(left, right))}px`;
     bubble.style.top = `${above > GAP ? above : box.bottom + GAP}px`;
