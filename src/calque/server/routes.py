@@ -8,6 +8,7 @@ from importlib.metadata import version
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException as AnyHttpException
 
 from calque.errors import InputError, printable
 from calque.server.batching import QueueFull
@@ -64,10 +65,8 @@ def _add_error_replies(app: FastAPI) -> None:
     async def busy(_: Request, error: QueueFull) -> JSONResponse:
         return reply(503, str(error))
 
-    @app.exception_handler(404)
-    @app.exception_handler(405)
-    @app.exception_handler(HTTPException)
-    async def failed(_: Request, error: HTTPException) -> JSONResponse:
+    @app.exception_handler(AnyHttpException)
+    async def failed(_: Request, error: AnyHttpException) -> JSONResponse:
         return reply(error.status_code, str(error.detail))
 
     @app.exception_handler(Exception)

@@ -22,9 +22,9 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class _Request(BaseModel):
-    """A request; unknown fields are errors."""
+    """A request; unknown fields and other types are errors."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ErrorReply(BaseModel):
