@@ -14,6 +14,7 @@ from calque.server.routes import build_server
 from calque.server.served_data import ServedData
 
 PAIR = {"src": "das Haus", "tgt": "the house"}
+LONG = {"src": "a " * 600, "tgt": "b " * 600}
 TOKEN = "0123456789abcdef"
 
 
@@ -38,6 +39,8 @@ TOKEN = "0123456789abcdef"
         (422, "POST", "/embed", {"json": {"texts": ["a" * 5_001]}}),
         (413, "POST", "/embed", {"json": {"texts": ["a" * 5_000] * 11}}),
         (413, "POST", "/embed", {"json": {"texts": ["a" * (1 << 20)]}}),
+        (413, "POST", "/align", {"json": {"pairs": [LONG], "matrix": True}}),
+        (200, "POST", "/align", {"json": {"pairs": [LONG]}}),
         (422, "POST", "/search", {"json": {"text": "a", "languages": ["xx"]}}),
         (422, "GET", "/lexicon", {}),
         (422, "GET", "/runs/first?after=x", {}),
@@ -229,6 +232,17 @@ def test_a_client_that_is_gone_costs_nothing_more() -> None:
         early = Exchange(guard, scope("POST", content_type="application/json"), PART, GONE)
         await asyncio.wait_for(early.task, 10)
         assert app.n_started == 1
+
+    asyncio.run(run())
+
+
+def test_a_request_that_is_canceled_gets_503() -> None:
+    async def run() -> None:
+        exchange = Exchange(RequestGuard(SlowApp(), RequestLimits()), scope(), WHOLE)
+        await asyncio.sleep(0.05)
+        exchange.task.cancel()  # as uvicorn does when it stops
+        await asyncio.wait_for(exchange.task, 10)
+        assert exchange.status == 503
 
     asyncio.run(run())
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
 
-WAIT_SECONDS = 0.002
+WAIT_SECONDS = 0.004
 MAX_JOBS = 256
 # Characters of text that are computed together. On a CPU more would not be faster: a part of the
 # requests is better read and answered while the others are computed.

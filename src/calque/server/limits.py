@@ -35,6 +35,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+ENCODED_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 RETRY_SECONDS = 1
 OPEN_PATHS = ("/", "/health")
 OPEN_FOLDER = "/page/"
@@ -80,13 +81,16 @@ class RequestGuard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
-        send = _with_headers(send)
+        response = GuardedResponse(send)
         if self._n_requests >= self._limits.max_requests:
-            await send_error(send, 429, "too many requests at once")
+            await send_error(response.send, 429, "too many requests at once")
             return
         self._n_requests += 1
         try:
-            await self._answer(scope, receive, send)
+            await self._answer(scope, receive, response.send)
+        except asyncio.CancelledError:  # the server is stopping, and has waited for a while
+            if not response.is_started:
+                await send_error(response.send, 503, "the server is stopping")
         finally:
             self._n_requests -= 1
 
@@ -174,16 +178,18 @@ async def _run_while_connected(
         await answer
 
 
-def _with_headers(send: Send) -> Send:
-    """Return a function that adds the headers of every response."""
-    extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+class GuardedResponse:
+    """A response to which the headers of every response are added."""
 
-    async def send_with_headers(message: Message) -> None:
+    def __init__(self, send: Send) -> None:
+        self._send, self.is_started = send, False
+
+    async def send(self, message: Message) -> None:
+        """Send a message to the client."""
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *extra]
-        await send(message)
-
-    return send_with_headers
+            self.is_started = True
+            message["headers"] = [*message.get("headers", ()), *ENCODED_HEADERS]
+        await self._send(message)
 
 
 async def send_error(send: Send, status: int, problem: str) -> None:

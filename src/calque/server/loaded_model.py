@@ -122,7 +122,11 @@ class LoadedModel:
         windows = split_pairs(self._words, pairs, self._layout.limits)
         job_numbers = np.repeat(np.arange(len(jobs)), [len(job.pairs) for job in jobs])
         jobs_of_windows = [jobs[number] for number in job_numbers[windows.owners]]
-        cosines = [np.zeros((len(src), len(tgt)), np.float32) for src, tgt in pairs]
+        cosines = [
+            np.zeros((len(src), len(tgt)) if job.matrix else (0, 0), np.float32)
+            for job in jobs
+            for src, tgt in job.pairs
+        ]
 
         def align_batch(rows: IntArray) -> list[WindowLinks]:
             found = []

@@ -14,6 +14,7 @@ from calque.io.segmentation import split_on_spaces
 from calque.server.loaded_model import AlignedPair, AlignJob, TranslationJob
 from calque.server.projection import project
 from calque.server.schemas import (
+    MAX_CELLS,
     MAX_POINTS,
     MAX_TOTAL_CHARACTERS,
     AlignReply,
@@ -57,6 +58,8 @@ def add_model_routes(app: FastAPI, data: ServedData) -> None:
         size = check_size([text for pair in request.pairs for text in (pair.src, pair.tgt)])
         split = find_words if request.tokenize else split_on_spaces
         pairs = [(split(pair.src), split(pair.tgt)) for pair in request.pairs]
+        if request.matrix:
+            check_cells(sum(len(src) * len(tgt) for src, tgt in pairs), "pass shorter pairs")
         aligned = await compute(loaded.align, AlignJob(pairs, settings, request.matrix), size)
         return AlignReply(
             model=loaded.name,
@@ -138,6 +141,9 @@ def add_model_routes(app: FastAPI, data: ServedData) -> None:
         n_layers = min(len(each.shares) for each in found)
         if request.layer is not None and not 1 <= request.layer <= n_layers:
             raise HTTPException(422, f"there is no layer {request.layer}; pass 1 to {n_layers}")
+        n_layers = 1 if request.layer is not None else n_layers
+        n_cells = sum(2 * len(each.src) * len(each.tgt) * n_layers for each in found)
+        check_cells(n_cells, "pass one layer or shorter sentences")
         return AttentionReply(readings=[_format_attention(each, request.layer) for each in found])
 
     @app.post("/translate")
@@ -163,6 +169,13 @@ def check_size(texts: Sequence[str]) -> int:
     if size > MAX_TOTAL_CHARACTERS:
         raise HTTPException(413, f"the texts have more than {MAX_TOTAL_CHARACTERS:,} characters")
     return size
+
+
+def check_cells(n_cells: int, fix: str) -> None:
+    """Raise an error if the matrices of a response would be too large."""
+    if n_cells > MAX_CELLS:
+        problem = f"the matrices have {n_cells:,} cells, the maximum is {MAX_CELLS:,} ({fix})"
+        raise HTTPException(413, problem)
 
 
 def _format_pair(src: list[str], tgt: list[str], found: AlignedPair) -> PairLinks:

@@ -10,6 +10,7 @@ MAX_CHARACTERS = 5_000  # of one text
 MAX_TEXTS = 200
 MAX_TOTAL_CHARACTERS = 50_000  # of all texts of a request
 MAX_POINTS = 1_000
+MAX_CELLS = 250_000  # of all matrices of a response
 MAX_MATCHES = 100
 # Reading attention and translating take longer than encoding.
 MAX_SHORT_CHARACTERS = 1_000

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from yaml import YAMLError
 
+from calque.errors import InputError
 from calque.server.folder_files import list_files
 from calque.training.recipe_io import parse_yaml
 from calque.training.telemetry import METRICS, TRAIN
@@ -87,6 +88,9 @@ class TrainingRuns:
     """The runs below a folder; a run is a folder with metrics.jsonl."""
 
     def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            fix = "pass a folder with runs of `calque train` (--runs)"
+            raise InputError("this folder does not exist", file=folder, fix=fix)
         self._folder = folder
         self._files: dict[str, MetricsFile] = {}
         self._lock = threading.Lock()
