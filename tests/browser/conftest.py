@@ -32,9 +32,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server with calque-mini, results, runs and word vectors."""
+def address(
+    browser: Browser, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The address of a server with two models, results, runs and word vectors."""
     options = SERVED["write_folders"](tmp_path_factory.mktemp("served"))
+    options += ["--model=calque-mini", f"--model={tiny_folder}"]
     with SERVED["run_server"](options) as url:
         yield url
 

@@ -37,12 +37,12 @@ WORDS = {
 
 
 def write_folders(place: Path) -> list[str]:
-    """Write results, runs and word vectors, and return the options that serve them."""
-    models = {"calque-mini": 62.0, "runs/weak": 71.0, "runs/veco": 62.5}
+    """Write invented results, runs and word vectors, and return the options that serve them."""
+    models = {"baseline": 62.0, "model-a": 71.0, "model-b": 62.5}
     languages = ("en", "de", "ar", "ur")
     DRAWN["draw_results"](place / "results", models, tasks=("xnli", "pos"), languages=languages)
-    write_run(place / "runs" / "weak", 260, n_steps=400)
-    write_run(place / "runs" / "xlm-align", 400, n_steps=400)
+    write_run(place / "runs" / "run-a", 260, n_steps=400)
+    write_run(place / "runs" / "run-b", 400, n_steps=400)
     write_vectors(place / "vectors")
     return [f"--{name}={place / name}" for name in ("results", "runs", "vectors")]
 

@@ -103,6 +103,15 @@ def test_another_layer_gives_another_result(page: Page) -> None:
     expect(panel.get_by_text("No links")).to_be_visible()
 
 
+def test_another_model_starts_at_its_own_layer(page: Page) -> None:
+    panel = open_view(page, "align")
+    with page.expect_response("**/align") as response:
+        panel.get_by_label("Model").select_option("tiny")
+    answer = response.value.json()
+    assert answer["model"] == "tiny"
+    expect(panel.get_by_label(re.compile("^Layer"))).to_have_value(str(answer["layer"]))
+
+
 def test_the_newest_request_wins(page: Page) -> None:
     panel = open_view(page, "align")
     held: list[Any] = []
@@ -235,9 +244,10 @@ def test_search_groups_by_language(page: Page) -> None:
 
 def test_the_space_shows_and_hides_languages(page: Page) -> None:
     panel = open_view(page, "space")
-    expect(panel.locator(".point")).to_have_count(30)
+    expect(panel.locator("figcaption")).to_have_text(["calque-mini", "tiny"])
+    expect(panel.locator(".point")).to_have_count(2 * 30)
     panel.get_by_role("button", name="Arabic").click()
-    expect(panel.locator(".point:visible")).to_have_count(25)
+    expect(panel.locator(".point:visible")).to_have_count(2 * 25)
     with page.expect_response("**/projection") as response:
         panel.get_by_role("radio", name="t-SNE").check()
     assert response.value.json()["method"] == "tsne"

@@ -18,6 +18,7 @@ export function create(health) {
   const later = debounce(align, WAIT);
   let answer = null;
   let entered = false;
+  let ownLayer = true; // whether the slider decides, or the model's best layer
 
   const area = (rows, value) => h("textarea", { rows, dir: "auto", spellcheck: "false", oninput: later }, value);
   const src = area(2, PAIRS[0].src);
@@ -39,13 +40,18 @@ export function create(health) {
   }, { hideLabel: true });
 
   const models = health.models ?? [health.model];
-  const model = select(models, health.model, { onchange: align });
+  const model = select(models, health.model, {
+    onchange: () => {
+      ownLayer = false;
+      align();
+    },
+  });
   const method = select(
     health.methods.map((name) => [name, METHODS[name] ?? name]),
     health.default_method,
     { onchange: align },
   );
-  const layer = slider("Layer", { min: 0, max: health.n_layers, step: 1, value: health.default_layer, oninput: later });
+  const layer = slider("Layer", { min: 0, max: health.n_layers, step: 1, value: health.default_layer, oninput: chooseLayer });
   const start = Math.max(0, health.default_threshold ?? 0);
   const threshold = slider("Threshold", { min: 0, max: 1, step: 0.01, value: start, format: decimal, oninput: later });
   const show = choice("Show", [["links", "Lines"], ["matrix", "Matrix"], ["both", "Both"]], "both", align);
@@ -97,7 +103,7 @@ export function create(health) {
     }
     const body = {
       pairs,
-      layer: Number(layer.input.value),
+      layer: ownLayer ? Number(layer.input.value) : null,
       method: method.value,
       threshold: Number(threshold.input.value),
       matrix: show.value !== "links",
@@ -106,8 +112,15 @@ export function create(health) {
     requests.run((signal) => call("align", { body, signal }), draw);
   }
 
+  function chooseLayer() {
+    ownLayer = true;
+    later();
+  }
+
   function draw(result) {
     answer = result;
+    if (!ownLayer) layer.set(result.layer);
+    ownLayer = true;
     const figures = result.pairs.map((pair, number) => {
       const parts = [];
       if (result.pairs.length > 1) parts.push(h("h3", {}, `Pair ${number + 1}`));
