@@ -191,22 +191,8 @@ def list_files(folder: Path, prefix: str) -> dict[str, Path]:
 def test_wheel_holds_the_package_and_nothing_else(dist: tuple[Path, Path]) -> None:
     expected = list_files(ROOT / "src" / "calque", "calque/")
     expected |= list_files(ROOT / "recipes", "calque/recipes/")
-    kinds = set(
-        [
-            "css",
-            "html",
-            "js",
-            "json",
-            "md",
-            "py",
-            "safetensors",
-            "svg",
-            "toml",
-            "tsv",
-            "typed",
-            "yaml",
-        ]
-    )
+    kinds = {"css", "html", "js", "json", "md", "py", "safetensors", "svg", "toml", "tsv"}
+    kinds |= {"typed", "yaml"}
     assert {name.rpartition(".")[2] for name in expected} == kinds
     with zipfile.ZipFile(dist[1]) as archive:
         info = f"calque-{VERSION}.dist-info/"

@@ -45,6 +45,7 @@ ResultT = TypeVar("ResultT")
 # Digits of scores and coordinates in responses.
 DIGITS = 4
 VECTOR_DIGITS = 6
+MAX_INLINE_CHARACTERS = 2_000
 
 
 def add_model_routes(app: FastAPI, data: ServedData) -> None:
@@ -55,9 +56,10 @@ def add_model_routes(app: FastAPI, data: ServedData) -> None:
         """Link the words of sentence pairs."""
         loaded = data.find_model(request.model)
         settings = loaded.choose_settings(request.layer, request.method, request.threshold)
-        size = check_size([text for pair in request.pairs for text in (pair.src, pair.tgt)])
-        split = find_words if request.tokenize else split_on_spaces
-        pairs = [(split(pair.src), split(pair.tgt)) for pair in request.pairs]
+        texts = [text for pair in request.pairs for text in (pair.src, pair.tgt)]
+        size = check_size(texts)
+        words = await split_texts(texts, find_words if request.tokenize else split_on_spaces)
+        pairs = list(zip(words[::2], words[1::2], strict=True))
         if request.matrix:
             check_cells(sum(len(src) * len(tgt) for src, tgt in pairs), "pass shorter pairs")
         aligned = await compute(loaded.align, AlignJob(pairs, settings, request.matrix), size)
@@ -109,7 +111,7 @@ def add_model_routes(app: FastAPI, data: ServedData) -> None:
         if request.unit == "sentence":
             vectors = await compute(loaded.embed, texts, size)
         else:
-            words = [find_words(text) for text in texts]
+            words = await split_texts(texts, find_words)
             labels = [
                 (word, each.language)
                 for each, found in zip(request.texts, words, strict=True)
@@ -161,6 +163,13 @@ def add_model_routes(app: FastAPI, data: ServedData) -> None:
         function: Callable[[Sequence[PayloadT]], Sequence[ResultT]], payload: PayloadT, size: int
     ) -> ResultT:
         return await data.queue.compute(function, payload, size, seconds=COMPUTE_SECONDS)
+
+
+async def split_texts(texts: Sequence[str], split: Callable[[str], list[str]]) -> list[list[str]]:
+    """Return the words of texts; long texts are split in another thread, so that nobody waits."""
+    if sum(map(len, texts)) <= MAX_INLINE_CHARACTERS:
+        return [split(text) for text in texts]
+    return await run_in_threadpool(lambda: [split(text) for text in texts])
 
 
 def check_size(texts: Sequence[str]) -> int:
