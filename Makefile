@@ -8,7 +8,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
 
-.PHONY: help demo test campaign lint bench docs wheel clean
+.PHONY: help demo page test browser campaign lint bench docs wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -18,8 +18,14 @@ help:  ## list the targets
 demo: $(VENV)/.installed  ## install, then find translations with the embedded model
 	$(BIN)/calque demo $(ARGS)
 
-test: $(VENV)/.installed-dev  ## install, then run the tests
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+page: $(VENV)/.installed-page  ## install, then open the page with the embedded model
+	$(BIN)/calque serve $(ARGS)
+
+test: $(VENV)/.installed-dev  ## install, then run the tests, except those in a browser
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --ignore=tests/browser $(ARGS)
+
+browser: $(VENV)/.installed-dev  ## test the page in Chromium, which must be installed
+	$(BIN)/python -m pytest -n 0 tests/browser $(ARGS)
 
 campaign: $(VENV)/.installed-dev  ## damage inputs, kill and interrupt runs, fill disks (an hour)
 	$(BIN)/python -m tests.campaign $(ARGS)
@@ -54,6 +60,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 	$(INSTALL) -e .
 	@touch $@
 
+$(VENV)/.installed-page: pyproject.toml constraints.txt | $(BIN)/pip
+	$(INSTALL) -e '.[align,plots,serve]'
+	@touch $(VENV)/.installed $@
+
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
 	$(INSTALL) -e '.[dev]'
-	@touch $(VENV)/.installed $@
+	@touch $(VENV)/.installed $(VENV)/.installed-page $@

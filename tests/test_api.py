@@ -91,6 +91,7 @@ COMMANDS = {
     "mine": "mine",
     "neutralize": "neutralize",
     "prepare": "prepare",
+    "serve": "serve",
     "train": "train",
     "translate": "translate_file",
 }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from calque.sentences.embed import embed_file
     from calque.sentences.language_neutral import neutralize
     from calque.sentences.mine import mine
+    from calque.server.serve import serve
     from calque.training.gap_probe import transfer_gap
     from calque.training.loop import train
     from calque.training.sources import prepare
@@ -70,6 +71,7 @@ __all__ = [
     "neutralize",
     "pair_attention",
     "prepare",
+    "serve",
     "train",
     "transfer_gap",
     "translate_file",
@@ -101,6 +103,7 @@ _MODULES = {
     "neutralize": "calque.sentences.language_neutral",
     "pair_attention": "calque.translation.pair_attention",
     "prepare": "calque.training.sources",
+    "serve": "calque.server.serve",
     "train": "calque.training.loop",
     "transfer_gap": "calque.training.gap_probe",
     "translate_file": "calque.translation.translate",

@@ -14,6 +14,7 @@ from calque.cli.evaluation_commands import data, evaluate
 from calque.cli.growth_commands import grow
 from calque.cli.report_commands import compare
 from calque.cli.sentence_commands import embed, mine, neutralize
+from calque.cli.serve_commands import serve
 from calque.cli.training_commands import gap, models, prepare, recipes, train
 from calque.cli.translation_commands import attention, translate
 from calque.cli.vector_commands import extract, lexicon, map_vectors
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "neutralize": neutralize,
     "prepare": prepare,
     "recipes": recipes,
+    "serve": serve,
     "train": train,
     "translate": translate,
 }

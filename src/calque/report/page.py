@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from html import escape
 from importlib import resources
@@ -29,6 +30,7 @@ from calque.report.tables import (
 )
 from calque.report.verdict import summarize_verdicts, verdict_name, verdict_sentence
 
+STYLES = ("base.css", "page.css")
 METHOD = (
     "A verdict requires three things at once: the difference is significant over seeds (t-test,"
     " paired by seed where seeds are shared), over test items (contribution of each item to the"
@@ -51,7 +53,8 @@ def build_page(comparison: Comparison) -> str:
     """Return the page as HTML text."""
     check_matplotlib()
     title = f"Comparison with {short_model_names(comparison)[comparison.baseline]}"
-    style = resources.files("calque.report").joinpath("page.css").read_text("utf-8")
+    folder = resources.files("calque.report")
+    style = "".join(folder.joinpath(name).read_text("utf-8") for name in STYLES)
     links = "".join(
         f'<li><a href="#task-{number}">{escape(task.task)}</a></li>'
         for number, task in enumerate(comparison.tasks)
@@ -107,14 +110,36 @@ def _list_notes(notes: Sequence[str]) -> str:
     return f'<section class="notes"><h3>Notes</h3><ul>{lines}</ul></section>'
 
 
+@dataclass(frozen=True, slots=True)
+class TaskPlot:
+    """A plot of a task as SVG, with its heading and caption; `kind` is a short name."""
+
+    kind: str
+    title: str
+    caption: str
+    svg: str
+
+
 def _show_task(comparison: Comparison, task: TaskComparison, number: int) -> str:
     """Return the section of a task: table, differences by language, seeds and layers."""
     names = short_model_names(comparison)
-    all_models = [comparison.baseline, *comparison.models]
-    numbers = {names[model]: k for k, model in enumerate(all_models)}
+    numbers = _number_models(comparison)
     compared = {names[model]: numbers[names[model]] for model in task.models}
     parts = [f'<section id="task-{number}"><h2>{escape(task.task)}</h2>']
-    parts += [_html_table(task_table(comparison, task)), "<h3>By language</h3>", _legend(compared)]
+    parts.append(_html_table(task_table(comparison, task)))
+    for plot in plot_task(comparison, task):
+        legend = _legend(compared) if plot.kind == "differences" else ""
+        parts += [f"<h3>{plot.title}</h3>", legend, _figure(plot.svg, plot.caption)]
+    return "\n".join([*filter(None, parts), "</section>"])
+
+
+def plot_task(comparison: Comparison, task: TaskComparison) -> list[TaskPlot]:
+    """Draw a task: differences by language, and scores by seed and by layer if there are any.
+
+    Colors are those of `page_style`, which the caller sets.
+    """
+    names, numbers = short_model_names(comparison), _number_models(comparison)
+    compared = {names[model]: numbers[names[model]] for model in task.models}
     label = f"{task.metric}: points compared with {names[comparison.baseline]}"
     better = "right" if task.higher_is_better else "left"
     caption = (
@@ -122,19 +147,24 @@ def _show_task(comparison: Comparison, task: TaskComparison, number: int) -> str
         " after correction, empty marks are within noise."
     )
     figure = plot_differences(_intervals(comparison, task), compared, label=label)
-    parts.append(_figure(to_svg(figure, label), caption))
+    plots = [TaskPlot("differences", "By language", caption, to_svg(figure, label))]
     seeds = _mean_by_seed(comparison, task)
+    label = f"{task.metric} (%)"
     if any(len(by_seed) > 1 for by_seed in seeds.values()):
-        label = f"{task.metric} (%)"
         caption = "Mean over the languages of each run; lines join runs with the same seed."
         svg = to_svg(plot_seeds(seeds, numbers, label=label), f"{label} by seed")
-        parts += ["<h3>By seed</h3>", _figure(svg, caption)]
+        plots.append(TaskPlot("seeds", "By seed", caption, svg))
     if task.layers:
-        label = f"{task.metric} (%)"
         lines = {names[model]: line for model, line in task.layers.items()}
         svg = to_svg(plot_layers({"": lines}, label=label), f"{label} by layer")
-        parts += ["<h3>By layer</h3>", _figure(svg, "Mean over languages and seeds.")]
-    return "\n".join([*parts, "</section>"])
+        plots.append(TaskPlot("layers", "By layer", "Mean over languages and seeds.", svg))
+    return plots
+
+
+def _number_models(comparison: Comparison) -> dict[str, int]:
+    """Return the number of every model by its short name, which decides its color."""
+    names = short_model_names(comparison)
+    return {names[model]: k for k, model in enumerate([comparison.baseline, *comparison.models])}
 
 
 def _intervals(comparison: Comparison, task: TaskComparison) -> dict[str, dict[str, IntervalMark]]:

@@ -48,7 +48,6 @@ class _TokenizedPair:
     n_between: int  # special tokens between the sentences: XLM-R has two, BERT one
 
 
-@torch.no_grad()
 def pair_attention(
     src: str,
     tgt: str,
@@ -83,20 +82,44 @@ def pair_attention(
     results: list[PairAttention] = []
     for number, name in enumerate(models, start=1):
         encoder = Encoder.load(name)
-        pair = _tokenize(encoder, src, tgt)
-        measurements = [_measure_self_attention(encoder, pair, positions)]
-        veco_folder = find_veco_folder(encoder.folder)
-        if veco_folder is not None:
-            measurements.append(_measure_cross_attention(Veco.load(veco_folder), pair))
-        label = str(name or encoder.folder.name)
-        tokens = _decode_tokens(encoder, pair.src), _decode_tokens(encoder, pair.tgt)
-        results += [
-            PairAttention(label, kind, *tokens, src_to_tgt, tgt_to_src, uniform)
-            for kind, src_to_tgt, tgt_to_src, uniform in measurements
-        ]
+        results += measure_attention(
+            encoder, load_cross_attention(encoder), src, tgt, label=name, positions=positions
+        )
         if progress is not None:
             progress("reading", number, len(models))
     return results
+
+
+def load_cross_attention(encoder: Encoder) -> Veco | None:
+    """Load the cross-attention that was trained with an encoder, if there is one."""
+    folder = find_veco_folder(encoder.folder)
+    return None if folder is None else Veco.load(folder)
+
+
+@torch.no_grad()
+def measure_attention(
+    encoder: Encoder,
+    veco: Veco | None,
+    src: str,
+    tgt: str,
+    *,
+    label: str | Path | None = None,
+    positions: Positions | None = None,
+) -> list[PairAttention]:
+    """Return the attention between two sentences in an encoder, and in its cross-attention.
+
+    The encoder must be on the CPU, and no other thread may use it meanwhile.
+    """
+    pair = _tokenize(encoder, src, tgt)
+    measurements = [_measure_self_attention(encoder, pair, positions)]
+    if veco is not None:
+        measurements.append(_measure_cross_attention(veco, pair))
+    name = str(label or encoder.folder.name)
+    tokens = _decode_tokens(encoder, pair.src), _decode_tokens(encoder, pair.tgt)
+    return [
+        PairAttention(name, kind, *tokens, src_to_tgt, tgt_to_src, uniform)
+        for kind, src_to_tgt, tgt_to_src, uniform in measurements
+    ]
 
 
 def _tokenize(encoder: Encoder, src: str, tgt: str) -> _TokenizedPair:

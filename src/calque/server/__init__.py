@@ -1,0 +1,1 @@
+"""The server of `calque serve`: a JSON API and a page over what Calque computes."""
