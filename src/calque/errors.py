@@ -68,7 +68,7 @@ def explain_os_error(error: OSError, file: object, *, fix: str | None = None) ->
     return InputError(problem, file=file, fix=fix or FIXES.get(error.errno))
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error that is not empty, or the name of its type."""
     lines = (line.strip() for line in str(error).splitlines())
     return next(filter(None, lines), type(error).__name__)

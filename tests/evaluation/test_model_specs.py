@@ -55,9 +55,7 @@ def test_every_run_gets_a_fresh_encoder(tiny_folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a\x1b[31m", "a\nb", "a" * 5000, "a\udcff"])
 def test_names_with_control_characters_are_refused(tiny_folder: Path, name: str) -> None:
-    with pytest.raises(
-        InputError, match="the name of a model is too long or"
-    ) as caught:
+    with pytest.raises(InputError, match="the name of a model is too long or") as caught:
         find_models([f"{name}={tiny_folder}"])
     assert str(caught.value).isprintable() and len(str(caught.value)) < 700
 

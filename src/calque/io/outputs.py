@@ -65,8 +65,8 @@ def write_folder(folder: Path, fill: Callable[[Path], object], *, fix: str = FRE
                 shutil.rmtree(draft, ignore_errors=True)
                 UNFINISHED.discard(draft)
     except (OSError, SafetensorError) as error:
-        is_known = isinstance(error, OSError) and error.errno not in DISK_FULL
-        fix = FIXES.get(error.errno, fix) if is_known else fix
+        if isinstance(error, OSError) and error.errno not in DISK_FULL:
+            fix = FIXES.get(error.errno, fix)
         raise InputError(f"the folder cannot be written: {error}", file=folder, fix=fix) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
@@ -259,7 +260,11 @@ def _open_working_folder(output: Path, resume: bool) -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
             elif isinstance(error, KeyboardInterrupt):
                 add_resume_note(error, folder)
-            if isinstance(error, PermissionError) or getattr(error, "errno", None) in DISK_FULL:
+            if isinstance(error, OSError) and error.errno in (
+                errno.EACCES,
+                errno.EPERM,
+                *DISK_FULL,
+            ):
                 raise explain_os_error(error, error.filename or folder) from error
             raise
         shutil.rmtree(folder)

@@ -238,7 +238,7 @@ class _Loader(yaml.SafeLoader):
         if len(node.value) > MAX_DIGITS:
             problem = f"a number of {len(node.value)} digits"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-        return int(super().construct_yaml_int(node))  # type: ignore[no-untyped-call]
+        return int(super().construct_yaml_int(node))
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)

@@ -466,5 +466,5 @@ def _digest_state(tensors: Mapping[str, Tensor], n_blocks: int) -> str:
     digest = hashlib.blake2b(str(n_blocks).encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\0{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
