@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +46,7 @@ from calque.training.recipe import Recipe
 from calque.training.run import Run
 from calque.training.sources import open_text
 from calque.training.start import build_encoder
+from calque.training.step import TrainStep
 from calque.types import LossTerms
 
 if TYPE_CHECKING:
@@ -277,6 +280,29 @@ def test_losses_fall(straight: Path) -> None:
         assert rows[-1][name] < rows[0][name] - 0.05
     assert rows[-1]["lr"] == 0.0
     assert all(row["tokens"] > 0 and row["grad_norm"] > 0 for row in rows)
+
+
+def test_time_of_compiling_is_announced_without_advice_to_round(
+    tiny_recipe: MakeRecipe,
+    tiny_text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """PyTorch gives this advice when it compiles for a GPU."""
+
+    def compile_objectives(step: TrainStep) -> None:
+        warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication", stacklevel=1)
+
+    monkeypatch.setattr(TrainStep, "compile_objectives", compile_objectives)
+    with caplog.at_level("INFO", "calque"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        recipe = tiny_recipe("schedule.steps=2", "engine.compile=true")
+        train(recipe, output=tmp_path, prepared=tiny_text)
+    found = [message for message in caplog.messages if "step" in message and "·" not in message]
+    assert found[0] == "compiling the step; the first one takes about a minute"
+    assert re.fullmatch(r"the first step took \d+\.\d s", found[1])
+    assert len(found) == 2
 
 
 # Several processes. torchrun itself is tested in tests/end_to_end/test_recipes.py.

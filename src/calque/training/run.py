@@ -6,6 +6,7 @@ the number of the micro-batch, so a resumed run repeats exactly what an uninterr
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -155,6 +156,8 @@ class Run:
     def compile_step(self) -> None:
         """Compile the objectives if `is_compiled`; the first steps then take about a minute."""
         if self.is_compiled:
+            # PyTorch suggests less precision than the recipe's.
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
             # FSDP gathers the weights of a layer when that layer is called, so layers stay whole.
             self.encoder.use_fused_layers = not self.accelerator.is_fsdp2 and self.encoder.can_fuse
             self.module.compile_objectives()
