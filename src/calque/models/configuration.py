@@ -90,8 +90,9 @@ def build_config(folder: Path, content: dict[str, Any]) -> Any:
         place = error.file or folder / CONFIG
         raise InputError(error.problem, file=place, fix=error.fix or MODEL_FOLDER_FIX) from error
     except Exception as error:
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        problem = f"this is not the configuration of a model: {kind}{' '.join(str(error).split())}"
+        cause = error.__cause__ or error  # the checks of transformers wrap it
+        kind = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
+        problem = f"this is not the configuration of a model: {kind}{' '.join(str(cause).split())}"
         raise InputError(problem, file=folder / CONFIG, fix=MODEL_FOLDER_FIX) from error
     return config
 

@@ -150,9 +150,9 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def find_family(model_type: str | None, name: object) -> Family:
+def find_family(model_type: object, name: object) -> Family:
     """Return the family of a model type; raise an error that lists all families if unknown."""
-    if model_type is None or model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise InputError(
             f"encoders of type {model_type!r} are not supported",
             file=name,

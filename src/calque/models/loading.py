@@ -127,10 +127,15 @@ def load_checkpoint(
 
 
 def check_vocabulary_size(folder: Path, tokenizer: PreTrainedTokenizerFast, n_rows: int) -> None:
-    """Raise an error if the tokenizer has more entries than the model has embeddings."""
-    if len(tokenizer) > n_rows:
+    """Raise an error if the tokenizer has more entries or higher ids than there are embeddings."""
+    from tokenizers.models import Unigram
+
+    n_ids = len(tokenizer)
+    if not isinstance(tokenizer.backend_tokenizer.model, Unigram):  # whose ids are consecutive
+        n_ids = max(n_ids, 1 + max(tokenizer.get_vocab().values(), default=0))
+    if n_ids > n_rows:
         raise InputError(
-            f"the tokenizer has {len(tokenizer)} entries but the model has {n_rows} embeddings",
+            f"the tokenizer has {n_ids} entries but the model has {n_rows} embeddings",
             file=folder,
             fix="use the tokenizer that the model was trained with",
         )

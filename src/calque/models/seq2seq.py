@@ -89,6 +89,10 @@ class Seq2Seq(Encoder):
         model = load_seq2seq_model(folder, dtype)
         tokenizer = load_tokenizer(folder)
         check_vocabulary_size(folder, tokenizer, model.config.encoder.vocab_size)
+        settings = model.generation_config
+        if settings.pad_token_id is None or settings.eos_token_id is None:  # not Calque's model
+            settings.pad_token_id = tokenizer.pad_token_id
+            settings.eos_token_id = tokenizer.sep_token_id
         return cls(model, tokenizer, folder).to(device).eval().check_runs()
 
     def run_all_parts(self, batch: TokenBatch) -> None:
