@@ -38,6 +38,7 @@ MALFORMED = (
     SyntaxError,
     RecursionError,
     TokenError,
+    TypeError,
 )
 JSON_NAMES: dict[type, str] = {dict: "a JSON object", list: "a JSON list"}
 ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
