@@ -434,13 +434,13 @@ def test_interrupted_killed_and_resumed(
     # A signal to the whole group while workers start, and one while they are at work.
     process = start(models, data, out, "--seeds", "4", "--jobs", "2")
     wait_for(lambda: is_worker_there(process.pid), process)
-    messages = signal_group(process, signal.SIGTERM)
+    messages = signal_group(process, signal.SIGINT)
     note = f"runs are saved in {out}: the same command continues"
     assert messages == ["4 runs to do", f"calque: interrupted; 0 of 4 {note}"]
 
     process = start(models, data, out, "--seeds", "4", "--jobs", "2")
     wait_for(lambda: sorted(read_log(data)) == [1, 2, 3], process)
-    messages = signal_group(process, signal.SIGINT)
+    messages = signal_group(process, signal.SIGTERM)
     assert messages[-1] == f"calque: interrupted; 1 of 4 {note}"
     assert "Traceback" not in "".join(messages)
     rows = read_rows(out)
