@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -287,21 +289,39 @@ def test_embedded_models_are_found_by_name(
     assert Encoder.load().folder == Encoder.load("calque-mini").folder
 
 
+@pytest.fixture
+def silent_hub() -> Iterator[str]:
+    """The address of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
 @pytest.mark.parametrize("find", [find_model, find_tokenizer])
+@pytest.mark.parametrize(
+    ("hub", "reason"),
+    [("http://127.0.0.1:9", "Connection refused"), (None, "timed out|did not answer within 3 s")],
+    ids=["refused", "silent"],
+)
 def test_a_hub_name_without_network_is_one_error(
-    find: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    find: Callable[[str], Path],
+    hub: str | None,
+    reason: str,
+    silent_hub: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """The hub is asked, cannot be reached, and the error says what to do."""
+    """The hub is asked, cannot be reached, and the error says what to do, within 5 seconds."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "ENDPOINT", hub or silent_hub)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(InputError) as caught:
+    began = time.monotonic()
+    with pytest.raises(InputError, match=reason) as caught:
         find("someone/some-model")
+    assert time.monotonic() - began < 5
     message = str(caught.value)
     assert message.startswith("someone/some-model: there is no such folder, and the hub could not")
-    assert "Connection refused" in message
     assert message.endswith(
         "(download it first with `hf download someone/some-model`, give a folder, "
         "or use calque-mini)"

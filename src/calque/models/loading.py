@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 EMBEDDED_MODEL = "calque-mini"
 # Hugging Face's name of a layer's cross-attention.
 CROSS_ATTENTION = "crossattention"
-# Seconds to wait for a connection to the hub: without network, a name must fail quickly.
-CONNECT_TIMEOUT = 1.5
+# Seconds to wait for an answer of the hub: without network, a name must fail quickly.
+HUB_SECONDS = 3.0
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt")
 
 
@@ -79,22 +81,15 @@ def _find_folder(name: str | Path | None, files: Sequence[str]) -> Path:
 
 def _download(name: str, files: Sequence[str]) -> Path:
     """Return the folder of a hub name in the cache, updated if the hub can be reached."""
-    import httpx
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     fix = f"download it first with `hf download {name}`, give a folder, or use {EMBEDDED_MODEL}"
-    timeout: Any = httpx.Timeout(10.0, connect=CONNECT_TIMEOUT)
-    hub_error: Exception | None = None
-    try:
-        HfApi().model_info(name, timeout=timeout)
-    except HFValidationError as error:
+    hub_error = _ask_hub(name)
+    if isinstance(hub_error, HFValidationError):
         fix = f"give a folder, a hub name such as xlm-roberta-base, or {EMBEDDED_MODEL}"
-        raise InputError(
-            "there is no such folder, and this is not a hub name", file=name, fix=fix
-        ) from error
-    except Exception as error:  # noqa: BLE001 (offline, unknown, gated: there are many kinds)
-        hub_error = error
+        problem = "there is no such folder, and this is not a hub name"
+        raise InputError(problem, file=name, fix=fix) from hub_error
     try:
         return Path(
             snapshot_download(
@@ -105,6 +100,32 @@ def _download(name: str, files: Sequence[str]) -> Path:
         reason = first_line(hub_error or error)
         problem = f"there is no such folder, and the hub could not provide it: {reason}"
         raise InputError(problem, file=name, fix=fix) from error
+
+
+def _ask_hub(name: str) -> Exception | None:
+    """Return None if the hub has a model, otherwise the error: offline, unknown, gated, ...
+
+    A thread asks, since no timeout of the libraries limits the whole time: neither the search for
+    an address nor an answer that comes byte by byte.
+    """
+    import httpx
+    from huggingface_hub import HfApi
+
+    answers: Queue[Exception | None] = Queue()
+
+    def ask() -> None:
+        timeout: Any = httpx.Timeout(HUB_SECONDS)
+        try:
+            HfApi().model_info(name, timeout=timeout)
+            answers.put(None)
+        except Exception as error:  # noqa: BLE001 (there are many kinds)
+            answers.put(error)
+
+    Thread(target=ask, daemon=True).start()
+    try:
+        return answers.get(timeout=HUB_SECONDS)
+    except Empty:
+        return TimeoutError(f"it did not answer within {HUB_SECONDS:g} seconds")
 
 
 def load_checkpoint(
