@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
@@ -27,6 +27,7 @@ from tests.campaign.children import ENVIRONMENT, warm_up
 from tests.campaign.outcomes import GOOD, Attempt, Outcome, tabulate
 
 Record: TypeAlias = dict[str, Any]
+Plan: TypeAlias = Callable[[Path, int], Iterable[Attempt]]
 
 # Parts and their default numbers of attempts, and the few attempts that the test suite makes.
 PARTS = {"mutants": 1100, "kills": 60, "signals": 60, "processes": 24, "disk": 28}
@@ -60,6 +61,7 @@ def main() -> int:
     warm_up()
     from tests.campaign.inputs import build_inputs
 
+    modules = {name: importlib.import_module(f"tests.campaign.{name}") for name in PARTS}
     folder = Path(tempfile.mkdtemp(prefix="calque-campaign-")).resolve()
     try:
         inputs = build_inputs(folder)
@@ -68,23 +70,22 @@ def main() -> int:
             numbers: Sequence[int] = range(options.count or PARTS[part])
             if options.slice or options.only is not None:
                 numbers = SLICE[part] if options.slice else [options.only]
-            records += run_part(part, inputs, numbers, options, end)
+            records += run_part(modules[part].plan, inputs, numbers, options, end)
     finally:
         shutil.rmtree(folder)
     return report(records, options.out)
 
 
 def run_part(
-    part: str, inputs: Path, numbers: Sequence[int], options: argparse.Namespace, end: float
+    plan: Plan, inputs: Path, numbers: Sequence[int], options: argparse.Namespace, end: float
 ) -> list[Record]:
     """Run the attempts of a part in several processes and return their records."""
-    module = importlib.import_module(f"tests.campaign.{part}")
     attempts = [
         attempt
-        for attempt in module.plan(inputs, max(numbers) + 1)
+        for attempt in plan(inputs, max(numbers) + 1)
         if attempt.number in numbers and (options.rows or "") in attempt.row
     ]
-    results = [inputs.parent / f"{part}-{job}.jsonl" for job in range(options.jobs)]
+    results = [Path(tempfile.mkstemp(dir=inputs.parent)[1]) for _ in range(options.jobs)]
     workers = []
     for job, path in enumerate(results):
         if worker := os.fork():
@@ -102,7 +103,7 @@ def run_part(
             traceback.print_exc()
         finally:
             os._exit(code)
-    show_progress(part, results, len(attempts), workers)
+    show_progress(attempts, results, workers)
     return [json.loads(line) for path in results for line in path.read_text().splitlines()]
 
 
@@ -133,18 +134,19 @@ def run_attempt(attempt: Attempt, folder: Path, options: argparse.Namespace) -> 
     }
 
 
-def show_progress(part: str, results: Sequence[Path], n_attempts: int, workers: list[int]) -> None:
+def show_progress(attempts: Sequence[Attempt], results: Sequence[Path], workers: list[int]) -> None:
     """Wait for the workers and show how far they are."""
     shown = 0.0
     while workers:
         pid, status = os.waitpid(workers[0], os.WNOHANG)
         if pid:
             workers.pop(0)
-            assert os.waitstatus_to_exitcode(status) == 0, f"{part}: the campaign itself failed"
+            assert os.waitstatus_to_exitcode(status) == 0, "the campaign itself failed"
         elif time.monotonic() - shown > 20:
             shown = time.monotonic()
-            n_done = sum(len(path.read_bytes().splitlines()) for path in results if path.exists())
-            print(f"{part}: {n_done} of {n_attempts}", file=sys.stderr, flush=True)
+            n_done = sum(len(path.read_bytes().splitlines()) for path in results)
+            part = attempts[0].part if attempts else "nothing"
+            print(f"{part}: {n_done} of {len(attempts)}", file=sys.stderr, flush=True)
         else:
             time.sleep(0.1)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.campaign.children import Child, run, start
 from tests.campaign.outcomes import Outcome, compare_outputs, judge_end, judge_orphans, read_outputs
-from tests.campaign.tables import COMMANDS, Command
+from tests.campaign.tables import COMMANDS, COMPILED, Command
 
 SECONDS = 90.0
 
@@ -22,7 +22,7 @@ def lay_out(inputs: Path, folder: Path) -> None:
 
 def find_command(name: str) -> Command:
     """Return the command of that name."""
-    return next(command for command in COMMANDS if command.name == name)
+    return next(command for command in (*COMMANDS, COMPILED) if command.name == name)
 
 
 @cache

@@ -21,7 +21,7 @@ COLUMNS = (
 GOOD = ("ok", "clear error")
 MAX_BYTES = 2 << 30
 # Names of unfinished work that stays only if a process is killed.
-LITTER = re.compile(r"\.calque-.*\.partial|\..*\.(partial|replaced|deleted|lock)|.*\.draft|core")
+LITTER = re.compile(r"\.calque-.*|\.tmp.*|\..*\.(partial|replaced|deleted|lock)|.*\.draft|core")
 # Differ from run to run.
 TIMES = {"checksum", "seconds", "tokens_per_second", "time", "memory_mb", "free_mb"}
 

@@ -130,6 +130,8 @@ COMMANDS = (
     Command("neutralize", "neutralize in/model in/en.txt in/de.txt -o out/neutral --sentences 50"),
     Command("grow", "grow in/model --tokenizer in/translator/model -o out/grown --dictionary in/en-de.dict"),
 )
+# Compiling takes a minute, so that such a run is interrupted only, and not finished.
+COMPILED = Command("train, compiled", "train in/recipe.yaml -o out/run --prepared in/prepared --set engine.compile=true")
 # Phases in which signals arrive: command, function whose call starts the phase, and up to which call.
 PHASES: dict[str, tuple[str, str, int]] = {
     "reading pairs": ("align", "calque.word_alignment.file_job:read_pairs", 1),
@@ -139,6 +141,7 @@ PHASES: dict[str, tuple[str, str, int]] = {
     "preparing": ("prepare", "calque.training.sources:prepare_corpora", 1),
     "preparing, 2 workers": ("prepare, 2 workers", "calque.training.sources:prepare_corpora", 1),
     "training": ("train", "calque.training.loop:Trainer.take_step", 6),
+    "compiling": ("train, compiled", "calque.training.loop:Trainer.take_step", 1),
     "validating": ("train", "calque.training.loop:compute_validation_losses", 3),
     "saving": ("train", "calque.training.run:Run.save", 3),
     "finishing": ("train", "calque.training.run:Run.finish", 1),
