@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -136,6 +137,52 @@ def test_a_full_disk_behind_standard_output_is_one_line() -> None:
     assert (done.returncode, done.stderr) == (
         2,
         b"calque: error: " + place + b": " + problem + b"\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("clean - -o out.tsv <&-", 2, "standard input: bad file descriptor"),
+        ("models >&-", 2, "standard output or a temporary file: bad file descriptor"),
+        ("clean ü.tsv -o out.tsv <&- >&- 2>&-", 0, ""),
+    ],
+)
+def test_closed_standard_streams(tmp_path: Path, command: str, code: int, said: str) -> None:
+    (tmp_path / "ü.tsv").write_text("one line\teine Zeile\n")
+    done = subprocess.run(
+        f"{sys.executable} -m calque {command}",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code
+    assert said in done.stderr and bool(said) == bool(done.stderr)
+    assert "Traceback" not in done.stderr
+    if code == 0:
+        assert (tmp_path / "out.tsv").read_text() == "one line\teine Zeile\n"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"), [("ascii", b"\\xfc\\u732b"), ("latin-1", b"\xfc\\u732b")]
+)
+def test_terminals_without_unicode(tmp_path: Path, encoding: str, name: bytes) -> None:
+    (tmp_path / "ü猫").write_text("one line\teine Zeile\n")
+    env = os.environ | {"PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "calque", "clean", "ü猫", "-o", "ü猫"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, env=env, check=False)
+    assert done.stderr.startswith(b"calque: error: " + name + b": the file is both input and out")
+
+
+def test_python_without_docstrings_is_refused() -> None:
+    command = [sys.executable, "-OO", "-m", "calque", "models"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "calque: error: python -OO removes docstrings, without which transformers does not work "
+        "(use python or python -O)\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Annotated
@@ -18,6 +19,7 @@ from calque.cli.serve_commands import serve
 from calque.cli.training_commands import gap, models, prepare, recipes, train
 from calque.cli.translation_commands import attention, translate
 from calque.cli.vector_commands import extract, lexicon, map_vectors
+from calque.errors import InputError
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "align": align,
@@ -69,6 +71,9 @@ def _pass_interruption_on(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(*args: object, **kwargs: object) -> None:
+        if sys.flags.optimize > 1:
+            problem = "python -OO removes docstrings, without which transformers does not work"
+            raise InputError(problem, fix="use python or python -O")
         try:
             command(*args, **kwargs)
         except KeyboardInterrupt as interruption:
