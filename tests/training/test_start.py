@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from calque.errors import InputError
 from calque.models.encoder import Encoder
@@ -316,3 +318,27 @@ def test_errors_are_found_before_text_is_prepared(
     with pytest.raises(InputError, match=message):
         prepare_text(recipe, tmp_path, tmp_path / "text", n_workers=1)
     assert not (tmp_path / "text").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["model.start={bad}"],
+        ["model.start={bad}", "objectives=[{{kind: linear_map, solver: procrustes}}]"],
+        ["model.start={bad}", "model.decoder={{layers: 1}}"],
+        ["objectives.0={{kind: distillation, teacher: {bad}, languages: [en]}}"],
+    ],
+)
+def test_weights_that_are_not_finite_are_an_error(
+    changes: list[str], tiny_recipe: MakeRecipe, tiny_text: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(tiny_folder, bad)
+    weights = load_file(bad / "model.safetensors")
+    name = next(name for name in weights if "layer.1" in name)
+    weights[name].view(-1)[0] = torch.inf
+    save_file(weights, bad / "model.safetensors", {"format": "pt"})
+    recipe = tiny_recipe(*(change.format(bad=bad) for change in changes))
+    with pytest.raises(InputError, match=rf"the tensor {name} has numbers that are not finite"):
+        train(recipe, output=tmp_path / "run", prepared=tiny_text)
+    assert not (tmp_path / "run").exists()
