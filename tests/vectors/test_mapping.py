@@ -21,6 +21,7 @@ from calque.vectors.mapping import (
     check_folder,
     load_dictionary,
     map_spaces,
+    name_languages,
     read_maps,
     write_mapped,
 )
@@ -427,6 +428,12 @@ def test_invalid_settings() -> None:
             MapSettings(seed=seed)
     with pytest.raises(InputError, match="refine leaves the pivot unchanged"):
         MapSettings(methods=("refine",))
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/b", "..", "", "a\nb", "a\0"])
+def test_languages_are_not_paths(name: str) -> None:
+    with pytest.raises(InputError, match="is not the name of a language"):
+        name_languages({name: "a.vec", "en": "en.vec"})
 
 
 def test_invalid_spaces() -> None:

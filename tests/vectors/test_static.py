@@ -342,12 +342,18 @@ def test_symbolic_links_share_an_entry(file, folder):
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".words"])
-@pytest.mark.parametrize("damage", ["missing", "empty", "short", "other"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "short", "other", "open", "deep"])
 def test_a_damaged_entry_is_written_again(file, folder, suffix, damage):
     WordVectors.load(file, cache=folder)
     (part,) = folder.glob(f"*{suffix}")
     data = part.read_bytes()
-    changed = {"empty": b"", "short": data[:-4], "other": b"{}\nx\ny\nz"}
+    changed = {
+        "empty": b"",
+        "short": data[:-4],
+        "other": b"{}\nx\ny\nz",
+        "open": data.replace(b"}", b"("),  # NumPy's parser of headers raises TokenError
+        "deep": data.replace(b"{", b"{" + b"[" * 5000),
+    }
     if damage == "missing":
         part.unlink()
     else:

@@ -66,6 +66,7 @@ BLANKS = " \t\r\v\f"  # within a line; where Python splits bytes
 SPACE, NO_BREAK_SPACE = " ", "\xa0"
 FORBIDDEN = frozenset("\n\r\t\0")
 MAX_COUNT_DIGITS = 18  # more would not fit into 64 bits
+MAX_DIMENSIONS = 1 << 20  # a row of a binary file must fit into memory
 FIX_LINE = "correct or remove the line, or download the file again"
 DOWNLOAD = "download the file again"
 FORMAT_FIX = "use vectors in word2vec format"
@@ -91,11 +92,16 @@ class Header:
     n_numbers: int
 
     @staticmethod
-    def parse(line: bytes) -> Header | None:
+    def parse(line: bytes, path: PathLike) -> Header | None:
         """Return the header, or None if the line is not a header."""
         fields = line.split()
         if len(fields) != 2 or not all(field.isdigit() for field in fields):
             return None
+        if max(map(len, fields)) > MAX_COUNT_DIGITS or int(fields[1]) > MAX_DIMENSIONS:
+            problem = f"the header announces vectors of more than {MAX_DIMENSIONS:,} dimensions"
+            if len(fields[0]) > MAX_COUNT_DIGITS:
+                problem = "the header announces more words than any file can have"
+            raise InputError(problem, file=display_name(path), line=1, fix=DOWNLOAD)
         return Header(int(fields[0]), int(fields[1]))
 
     def check(self, n_words: int, path: PathLike) -> None:
@@ -119,7 +125,7 @@ def iterate_vectors(path: PathLike, skip_bad: SkipBad | None = None) -> Iterator
     if not head.strip():
         raise InputError("the file is empty", file=display_name(path), fix=FORMAT_FIX)
     line, _, rest = head.partition(b"\n")
-    header = Header.parse(line)
+    header = Header.parse(line, path)
     if header is not None and is_binary(rest, header.n_numbers):
         return _read_binary(path, header, chain([rest], chunks), skip_bad)
     return _read_text(path, chain([head], chunks), skip_bad)
@@ -236,7 +242,7 @@ def _read_text(
     line, _, rest = first.partition(b"\n")
     if not rest:
         check_line_ends(line, path)
-    header = Header.parse(line)
+    header = Header.parse(line, path)
     n_numbers = header.n_numbers if header else count_numbers(line)
     if n_numbers == 0:
         problem = "the line is neither a header nor a word with its vector"

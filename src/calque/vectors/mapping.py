@@ -219,6 +219,9 @@ def name_languages(files: Sequence[PathLike] | Mapping[str, PathLike]) -> dict[s
             paths[language] = path
     if len(paths) < 2:
         raise InputError("there is only one language", fix="pass the vectors of two or more")
+    for language in paths:  # the names of the output files
+        if language in ("", "..") or Path(language).name != language or not language.isprintable():
+            raise InputError(f"{language!r} is not the name of a language", fix="write en=FILE")
     return paths
 
 

@@ -25,6 +25,7 @@ from calque.io.files import (
     display_name,
     write_atomically,
 )
+from calque.io.structured import MALFORMED
 from calque.io.word_vectors import (
     format_words,
     iterate_vectors,
@@ -431,7 +432,7 @@ class CacheEntry:
             matrix = np.load(self._path(MATRIX_SUFFIX), mmap_mode="c", allow_pickle=False)
             n_duplicates = int(_read_header(self._path(WORDS_SUFFIX))["n_duplicates"])
             words = self._path(WORDS_SUFFIX).read_bytes().decode().split("\n")[1:]
-        except (OSError, ValueError, EOFError, KeyError, TypeError):
+        except (OSError, KeyError, TypeError, *MALFORMED):
             return None
         is_complete = matrix.dtype == np.float32 and matrix.ndim == 2 and len(matrix) == len(words)
         return (words, matrix, n_duplicates) if is_complete else None
@@ -485,7 +486,7 @@ def _has_source(file: Path) -> bool:
     """Return whether the file of an entry still exists; False for a damaged entry."""
     try:
         return os.path.exists(_read_header(file)["source"])
-    except (ValueError, KeyError, TypeError):
+    except (KeyError, TypeError, *MALFORMED):
         return False
 
 
