@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import threading
+import warnings
 from types import FrameType
 
 from calque.io.processes import STOP_SIGNALS, kill_descendants
@@ -51,8 +52,9 @@ class StopSignals:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
             self.received = number
-            # What a library's destructors cannot clean up after an interruption is no news.
+            # What libraries report about an interruption, also in destructors, is no news.
             sys.unraisablehook = lambda _: None
+            warnings.simplefilter("ignore")
             raise KeyboardInterrupt
 
 
