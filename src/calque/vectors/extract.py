@@ -85,6 +85,7 @@ MAX_LENGTH = 200  # as in the release of X2Static
 SETTINGS, STATE, DRAFT = "settings.json", "state.safetensors", "state.draft"
 OWN_FILES = re.compile(
     rf"({SENTENCES}|{PIECES})\.(ids|offsets)\.npy|\.calque-\w+\.partial"
+    r"|\.tmp\w+"  # what safetensors was writing
     rf"|{re.escape(CONTENTS)}|{re.escape(SETTINGS)}|{re.escape(STATE)}|{re.escape(DRAFT)}"
 )
 # The state of 200,000 words with 768 dimensions is 1.8 GB.
