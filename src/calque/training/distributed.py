@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
-from calque.errors import InputError
+from calque.errors import InputError, explain_os_error
 from calque.io.files import check_writable_folder
 from calque.io.locks import LOCK, hidden_path, lock_output
 from calque.io.shards import LONGEST_WAIT, Shard, StoppedByMainProcess, process_state
@@ -28,7 +28,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """
     check_writable_folder(folder)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, folder) from error
     try:
         with lock_output(folder, hidden_path(folder / "run", LOCK)):
             yield
