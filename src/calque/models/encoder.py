@@ -72,18 +72,28 @@ class Encoder(nn.Module):
         """Return the encoder if it can encode two tokens; else its settings are the reason."""
         batch = pack(Ragged.of([[0, 0]]), pad_id=0).to(next(self.parameters()).device)
         try:
-            self.run_all_parts(batch)
-        except InputError:
-            raise
+            states = self.run_all_parts(batch)
         except Exception as error:
             problem = f"a model with these settings cannot run: {first_line(error)}"
             fix = "use the config.json that the model was trained with"
             raise InputError(problem, file=self.folder / CONFIG, fix=fix) from error
+        self.check_finite(states, self.n_layers)
         return self
 
-    def run_all_parts(self, batch: TokenBatch) -> None:
-        """Run the model on a batch, including parts that encoding alone does not use."""
-        self(batch)
+    def run_all_parts(self, batch: TokenBatch) -> Tensor:
+        """Return the last states of a batch, after all parts of the model have run."""
+        states: Tensor = self(batch)[0]
+        return states
+
+    def check_finite(self, states: Tensor, layer: int) -> None:
+        """Raise an error if states of a layer, or means of them, are NaN or infinite.
+
+        All uses of an encoder for inference call it. On a GPU it waits for the states.
+        """
+        if not is_finite(states):
+            problem = f"the states of layer {layer} are not finite"
+            fix = "the weights are damaged or overflow in half precision; try --device cpu"
+            raise InputError(problem, file=self._folder, fix=fix)
 
     def save(
         self,
@@ -172,8 +182,7 @@ class Encoder(nn.Module):
     ) -> list[Float[Tensor, "tokens hidden"]]:
         """Return the hidden states of the given layers, by default the last.
 
-        Layers above the highest one that is needed are not computed. In inference mode, states
-        that are not finite raise InputError.
+        Layers above the highest one that is needed are not computed.
         """
         numbers = [self.n_layers] if layers is None else [self.check_layer(n) for n in layers]
         body = self.family.get_body(self.model)
@@ -182,9 +191,6 @@ class Encoder(nn.Module):
         states = run(body, hidden, batch, numbers)
         if self.n_layers in states and self.family.final_norm is not None:
             states[self.n_layers] = getattr(body, self.family.final_norm)(states[self.n_layers])
-        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
-            for number in numbers:
-                check_states(states[number], number, self._folder)
         return [states[number][0] for number in numbers]
 
     def lm_features(self, states: Float[Tensor, "masked hidden"]) -> Float[Tensor, "masked hidden"]:
@@ -220,14 +226,6 @@ def _run_packed(
         if number in numbers:
             states[number] = hidden
     return states
-
-
-def check_states(states: Tensor, layer: int, name: object) -> None:
-    """Raise an error if states of a layer are NaN or infinite."""
-    if not is_finite(states):
-        problem = f"the states of layer {layer} are not finite"
-        fix = "the weights are damaged or overflow in half precision; try --device cpu"
-        raise InputError(problem, file=name, fix=fix)
 
 
 def compute_dtype(hidden: Tensor) -> torch.dtype:

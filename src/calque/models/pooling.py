@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from calque.models.encoder import check_states
 from calque.tokens.ragged import Ragged, add_special_tokens, batch_by_length, pack, ranges, reorder
 from calque.tokens.tokenizer import boundary_ids
 from calque.tokens.windows import split_encoded_words
@@ -157,5 +156,5 @@ def encode_first_subwords(
         for result, states in zip(by_layer, encoder(batch.tokens.to(device), layers), strict=True):
             result[words] = states[tokens].float()
     for layer, states in zip(layers, by_layer, strict=True):
-        check_states(states, layer, None)
+        encoder.check_finite(states, layer)
     return by_layer

@@ -95,9 +95,9 @@ class Seq2Seq(Encoder):
             settings.eos_token_id = tokenizer.sep_token_id
         return cls(model, tokenizer, folder).to(device).eval().check_runs()
 
-    def run_all_parts(self, batch: TokenBatch) -> None:
-        """Run both halves."""
-        self.decode(batch, batch, self(batch)[0])
+    def run_all_parts(self, batch: TokenBatch) -> Tensor:
+        """Return the decoder states of a batch that reads its own encoder states."""
+        return self.decode(batch, batch, self(batch)[0])
 
     def save(
         self,

@@ -60,9 +60,9 @@ class Veco(Encoder):
         )
         return cls(model, tokenizer, folder).to(device).eval().check_runs()
 
-    def run_all_parts(self, batch: TokenBatch) -> None:
-        """Run the model without and with cross-attention."""
-        self.cross(batch, self(batch)[0], batch)
+    def run_all_parts(self, batch: TokenBatch) -> Tensor:
+        """Return S of a batch that reads itself, for which H is computed first."""
+        return self.cross(batch, self(batch)[0], batch)
 
     @classmethod
     def plug(

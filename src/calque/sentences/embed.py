@@ -311,6 +311,8 @@ def _pool_windows(
 
     n_workers = torch.get_num_threads() if device.type == "cpu" else 1
     run_batches(pool_batch, batch_by_length(windows.lengths, budget), n_workers)
+    for layer, rows in zip(layers, pooled, strict=True):
+        encoder.check_finite(rows, layer)
     return pooled
 
 

@@ -230,6 +230,7 @@ def embed_occurrences(
 
     n_workers = torch.get_num_threads() if device.type == "cpu" else 1
     run_batches(embed_batch, block.batches(), n_workers)
+    encoder.check_finite(vectors, layer)
     return vectors
 
 

@@ -195,6 +195,7 @@ class WordAligner:
             batch = build_pair_batch(windows, rows, self._layout).to(device)
             more = None if evidence is None else evidence.score(windows, rows).to(device)
             for number, states in zip(numbers, self.encoder(batch.tokens, numbers), strict=True):
+                self.encoder.check_finite(states, number)
                 similarity, valid = compare_words(states, batch, maps[number])
                 links, scores = link_words(similarity, valid, self.settings, more)
                 parts[number].append(WindowLinks.of(rows, links, scores))
