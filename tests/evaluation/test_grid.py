@@ -389,38 +389,46 @@ def start(models: list[str], data: Path, out: Path, *options: str) -> subprocess
     )
 
 
-def wait_for(is_so: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_for(is_so: Callable[[], object], process: subprocess.Popen[str]) -> None:
     end = time.monotonic() + 100
     while not is_so() and time.monotonic() < end and process.poll() is None:
         time.sleep(0.05)
     assert is_so(), process.communicate()[1] if process.poll() is not None else "too slow"
 
 
-def list_group(group: int) -> list[str]:
-    """List the command lines of the running processes of a group."""
-    found = []
+def list_group(group: int) -> dict[int, str]:
+    """Return the running processes of a group and their command lines."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state, _, own_group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
             if int(own_group) == group and state != "Z":
-                found.append((folder / "cmdline").read_text())
+                found[int(folder.name)] = (folder / "cmdline").read_text()
         except OSError:  # it has just ended
             continue
     return found
 
 
-def is_worker_there(group: int) -> bool:
-    return any("spawn_main" in command for command in list_group(group))
+def list_workers(group: int) -> list[int]:
+    return [process for process, command in list_group(group).items() if "spawn_main" in command]
 
 
 def signal_group(process: subprocess.Popen[str], kind: signal.Signals) -> list[str]:
-    """Send a signal to a whole process group, check how it ends, and return its messages."""
+    """Send a signal to a whole process group, check how it ends, and return its messages.
+
+    The workers get it first, as may happen by chance, and must not be disturbed.
+    """
+    workers = list_workers(process.pid)
+    for worker in workers:
+        os.kill(worker, kind)
+    time.sleep(0.5)
+    assert set(workers) <= set(list_workers(process.pid))
     started = time.monotonic()
     os.killpg(process.pid, kind)
     error = process.communicate(timeout=60)[1]
     assert time.monotonic() - started < 8, "the process was ended by force"
     assert process.returncode == 128 + kind, error
-    assert list_group(process.pid) == []
+    assert not list_group(process.pid)
     return error.splitlines()
 
 
@@ -433,7 +441,7 @@ def test_interrupted_killed_and_resumed(
         (data / "fake" / f"slow-{seed}").touch()
     # A signal to the whole group while workers start, and one while they are at work.
     process = start(models, data, out, "--seeds", "4", "--jobs", "2")
-    wait_for(lambda: is_worker_there(process.pid), process)
+    wait_for(lambda: list_workers(process.pid), process)
     messages = signal_group(process, signal.SIGINT)
     note = f"runs are saved in {out}: the same command continues"
     assert messages == ["4 runs to do", f"calque: interrupted; 0 of 4 {note}"]
@@ -453,8 +461,8 @@ def test_interrupted_killed_and_resumed(
     with pytest.raises(InputError, match=re.escape(locked)):
         calque.evaluate(models, data=data, tasks="toy", output=out)
     process.kill()
-    process.communicate()
-    wait_for(lambda: list_group(process.pid) == [], process)
+    process.communicate(timeout=10)  # until the workers, which inherit the pipe, have ended, too
+    assert not list_group(process.pid)
     assert read_rows(out) == rows
 
     for seed in (2, 3):
