@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import calque
+from calque.cli import run
 from calque.errors import InputError
 from calque.models.configuration import load_config
 from calque.models.encoder import Encoder
@@ -188,7 +189,10 @@ def overflowing(tiny_encoder: Encoder, tmp_path: Path) -> Path:
 
 
 def test_states_that_overflow_are_an_error(
-    overflowing: Path, tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+    overflowing: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     problem = r"the states of layer \d are not finite \(the weights are damaged or overflow"
     with pytest.raises(InputError, match=problem):
@@ -208,3 +212,17 @@ def test_states_that_overflow_are_an_error(
     assert "layer 4" in str(caught.value)
     with torch.no_grad():  # as in training, which has its own guard
         assert not model(batch_words(model, [["a", "b"]]).batches[0].tokens)[0].isfinite().all()
+    text, out = tmp_path / "text", tmp_path / "out"
+    text.write_text("a b c\n" * 3)
+    for command in (
+        ["mine", text, text, "-o", out, "--layer", "4", "--model", overflowing],
+        ["extract", text, "-o", out, "--layer", "4", "--model", overflowing, "--min-count", "1"],
+    ):
+        more = (
+            ["--language", "en", "--no-filter", "--method", "pooling"]
+            if "extract" in command
+            else []
+        )
+        assert run([str(word) for word in [*command, *more]]) == 2
+        assert "the states of layer 4 are not finite" in capsys.readouterr().err
+        assert not out.exists()
