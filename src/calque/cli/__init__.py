@@ -34,7 +34,8 @@ def main() -> None:
     signals.handle()
     try:
         code = run()
-        signals.release()
+        if signals.received is None:
+            signals.release()
     except KeyboardInterrupt:  # outside of a command, for example while modules are imported
         print("calque: interrupted", file=sys.stderr)
         code = 128 + signal.SIGINT
