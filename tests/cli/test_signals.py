@@ -57,13 +57,17 @@ WORKER = """
     import multiprocessing
     from calque.io.processes import start_worker
 
-    def work():
+    def work(ready):
         start_worker()
-        sleep()
+        ready.set()
+        time.sleep(60)
 
-    worker = multiprocessing.get_context("fork").Process(target=work, daemon=True)
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    worker = context.Process(target=work, args=(ready,), daemon=True)
     worker.start()
-    time.sleep(60)
+    ready.wait()
+    sleep()
 """
 DISCARDED = "calque: interrupted; unfinished work was discarded\n"
 
