@@ -100,7 +100,11 @@ def test_a_thread_returns_its_result_or_its_error() -> None:
 def test_waiting_for_a_thread_can_be_interrupted() -> None:
     """A library may not return to Python for minutes."""
     is_over = threading.Event()
-    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+    def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        is_over.wait(60)
+
     with pytest.raises(KeyboardInterrupt):
-        run_in_thread(lambda: is_over.wait(60))
+        run_in_thread(work)
     is_over.set()
