@@ -115,12 +115,12 @@ def run_attempt(attempt: Attempt, folder: Path, options: argparse.Namespace) -> 
     started = time.monotonic()
     try:
         outcome = attempt.act(scratch, Random(f"{options.seed} {attempt.part} {attempt.number}"))
-    except AssertionError as error:  # an undisturbed run failed
+    except Exception as error:  # noqa: BLE001 - for example, an undisturbed run failed
         outcome = Outcome()
-        outcome.add("wrong exit", str(error))
+        outcome.add("wrong exit", f"the campaign itself failed: {error!r}")
     if options.keep and (not outcome.is_good or options.only is not None):
-        options.keep.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(scratch, options.keep / name, symlinks=True, dirs_exist_ok=True)
+        shutil.rmtree(options.keep / name, ignore_errors=True)
+        shutil.copytree(scratch, options.keep / name, symlinks=True)
     shutil.rmtree(scratch)
     return {
         "part": attempt.part,

@@ -402,7 +402,7 @@ def test_useless_self_labels_are_warned_of_once(
 ) -> None:
     """With random weights; a resumed run does not repeat the warning."""
     recipe, text = runs.recipe("pointer"), runs.text("pointer")
-    interrupt_at(monkeypatch, 1, recipe, text, tmp_path)
+    interrupt_at(monkeypatch, 2, recipe, text, tmp_path)
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert warning.getMessage().startswith("denoising_alignment: the self-labels are no better")
     caplog.clear()
