@@ -49,11 +49,11 @@ def _try(command: Command, inputs: Path, folder: Path, rng: Random) -> Outcome:
             arguments = child.arguments
     is_done = read_outputs(folder / "out") == expected
     delay = rng.choice((0.0, rng.uniform(0, duration)))
-    first = start(arguments, folder)
-    time.sleep(delay)
-    second = start(arguments, folder)
+    first, second = _start_both(arguments, folder, delay)
+    if first.code == second.code == 2 and "--resume" in first.stderr:
+        first, second = _start_both([*arguments, "--resume"], folder, delay)
     for child, other in ((first, second), (second, first)):
-        if not child.ends_within(SECONDS):
+        if child.code is None:
             outcome.add("hang", f"not ended after {SECONDS:g} s")
             child.end()
             continue
@@ -67,6 +67,16 @@ def _try(command: Command, inputs: Path, folder: Path, rng: Random) -> Outcome:
     if not outcome.is_good:
         outcome.details.append(f"{' '.join(arguments)} twice, {delay:.2f} s apart")
     return outcome
+
+
+def _start_both(arguments: Sequence[str], folder: Path, delay: float) -> tuple[Child, Child]:
+    """Start two processes and wait for them."""
+    first = start(arguments, folder)
+    time.sleep(delay)
+    second = start(arguments, folder)
+    for child in (first, second):
+        child.ends_within(SECONDS)
+    return first, second
 
 
 def _names_owner(child: Child, other: Child) -> bool:

@@ -25,6 +25,7 @@ from tests.campaign.outcomes import (
 from tests.campaign.tables import COMPILED, PHASES
 
 KINDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+COMPILER_CACHE = "torchinductor|^cc[^/]*$"  # of PyTorch and GCC, in the folder of temporary files
 FIRST_SECONDS, SECOND_SECONDS = 10.0, 2.0
 
 
@@ -70,7 +71,7 @@ def _try(phase: str, inputs: Path, folder: Path, rng: Random) -> Outcome:
             outcome.add("wrong exit", f"what is lost or saved? {last_line(child.stderr)}")
         judge_orphans(child, outcome)
         if not is_second:
-            judge_litter([folder / "out", folder / "tmp"], outcome)
+            judge_litter([folder / "out", folder / "tmp"], outcome, COMPILER_CACHE)
     if is_finished:
         finish(command, inputs, folder, outcome)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -22,6 +23,7 @@ from calque.tokens.tokenizer import (
     load_tokenizer,
     special_ids,
     train_tokenizer,
+    write_tokenizer,
 )
 
 Rows = list[tuple[str, str, str]]
@@ -55,6 +57,15 @@ def test_encodes_like_transformers_xlm_r(
         plain = [unicodedata.normalize("NFKC", text) for text in (english, sentence)]
         assert tiny_tokenizer(english)["input_ids"] == reference(plain[0])["input_ids"]
         assert tiny_tokenizer(english, sentence)["input_ids"] == reference(*plain)["input_ids"]
+
+
+def test_full_disk_is_a_system_error(
+    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_tokenizer(tiny_tokenizer, tmp_path)
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_saving_and_loading(

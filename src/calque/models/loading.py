@@ -20,7 +20,7 @@ from calque.models.attention import register_attention
 from calque.models.configuration import choose_head, load_config
 from calque.models.families import Family, find_family
 from calque.models.weights import COPY_AGAIN, read_weights
-from calque.tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
+from calque.tokens.tokenizer import TOKENIZER_FILES, load_tokenizer, write_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -192,7 +192,7 @@ def save_checkpoint(
     with silence_transformers():
         # With the names of this model class, not those of the checkpoint it was loaded from.
         model.save_pretrained(folder, state_dict=state, save_original_format=False)
-        tokenizer.save_pretrained(folder)
+        write_tokenizer(tokenizer, folder)
     path = folder / "tokenizer_config.json"
     if json.loads(path.read_text(encoding="utf-8")).get("tokenizer_class") == "TokenizersBackend":
         # This class name is known to older versions of transformers too.

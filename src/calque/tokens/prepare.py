@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from calque.errors import InputError, first_line
+from calque.errors import InputError
 from calque.io.bitext import read_bitext, read_sentences
 from calque.io.checksums import check_files, describe_files, format_record, read_record
 from calque.io.cleaning import (
@@ -44,7 +44,11 @@ from calque.tokens.linked import STORES, encode_linked, read_linked
 from calque.tokens.ragged import Ragged, reorder
 from calque.tokens.sampling import language_probabilities
 from calque.tokens.store import VECTORS, write_store, write_vector_store
-from calque.tokens.tokenizer import disable_truncation_and_padding, train_tokenizer
+from calque.tokens.tokenizer import (
+    disable_truncation_and_padding,
+    train_tokenizer,
+    write_tokenizer,
+)
 from calque.tokens.words import WordEncoder, build_sentence_encoder
 
 if TYPE_CHECKING:
@@ -210,11 +214,7 @@ def save_tokenizer(
         return
 
     def write(draft: Path) -> None:
-        try:
-            tokenizer.save_pretrained(draft)
-        except Exception as error:  # the tokenizers library raises nothing more precise
-            problem = f"the tokenizer cannot be written: {first_line(error)}"
-            raise InputError(problem, file=folder, fix="free some disk space") from error
+        write_tokenizer(tokenizer, draft)
         if recipe is not None:
             record = format_record({"recipe": recipe, "files": describe_files(draft)})
             (draft / TOKENIZER_RECIPE).write_text(record, encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
 SAMPLE = "a b \u6f22 \u0378 \U0001f600"
 # The library adds this to the score of each further character that is in no learned piece.
 SCORE_STEP = 1e-4
+OS_ERROR = re.compile(r"(.*) \(os error ([0-9]+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,17 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
             "this tokenizer has no fast version", file=name, fix="convert it to tokenizer.json"
         )
     return tokenizer  # type: ignore[no-any-return]
+
+
+def write_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write the files of a tokenizer into a folder; raise OSError if that is not possible."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        # The tokenizers library raises a plain Exception: "No space left on device (os error 28)".
+        if found := OS_ERROR.search(str(error)):
+            raise OSError(int(found[2]), found[1]) from error
+        raise
 
 
 def disable_truncation_and_padding(backend: Tokenizer) -> Tokenizer:
