@@ -182,6 +182,9 @@ class FreeEncoder(torch.nn.Module):
     def forward(self, tokens: TokenBatch, layers: list[int]) -> list[torch.Tensor]:
         return [self.states[: len(tokens.ids)]]
 
+    def check_finite(self, states: torch.Tensor, layer: int) -> None:
+        """Do nothing: the states are finite."""
+
 
 def show_host(encoder: FreeEncoder, corpus: WordCorpus, n_rounds: int) -> None:
     """Print the CPU microseconds per sentence of each thread, with batches for a GPU."""
