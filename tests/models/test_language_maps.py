@@ -85,7 +85,9 @@ def test_errors_of_damaged_files(tmp_path: Path) -> None:
         load_maps(tmp_path, 32, 4)
     with pytest.raises(InputError, match="there is a map of layer 4, but the last layer is 3"):
         load_maps(tmp_path, 64, 3)
-    tensors, about = load_file(tmp_path / TENSORS_FILE), (tmp_path / ABOUT_FILE).read_text()
+    # Copies: older safetensors write into the file from which these are mapped.
+    tensors = {name: map_.clone() for name, map_ in load_file(tmp_path / TENSORS_FILE).items()}
+    about = (tmp_path / ABOUT_FILE).read_text()
     save_file(tensors | {"de.1": torch.zeros(64, 63)}, tmp_path / TENSORS_FILE)
     with pytest.raises(InputError, match=r"maps\.safetensors: the map de\.1 has the shape"):
         load_maps(tmp_path, 64, 4)
