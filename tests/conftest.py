@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import signal
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 # A first call may import torch, which takes longer than any deadline worth having.
 settings.register_profile("calque", deadline=None, derandomize=True)
 settings.load_profile("calque")
+
+# A shell lets processes in the background ignore SIGINT, and the tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
