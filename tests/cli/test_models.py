@@ -41,3 +41,12 @@ def test_languages_and_scores_are_read_from_the_config(tiny_folder: Path, tmp_pa
     config["calque"] = {"languages": ["de", "fr"], "scores": {"tatoeba": 0.4567}}
     (folder / "config.json").write_text(json.dumps(config))
     assert describe_model(folder)[4:] == ["de fr", "tatoeba 0.457"]
+
+
+def test_a_damaged_model_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("[")
+    monkeypatch.setattr(loading, "embedded_models", lambda: {"damaged": tmp_path})
+    assert run(["models"]) == 2
+    assert f"{tmp_path / 'config.json'}: this is not valid JSON" in capsys.readouterr().err

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -217,8 +216,10 @@ def models() -> None:
 
 def describe_model(folder: Path) -> list[str]:
     """Return the size, shape, languages and scores of a model folder without loading the model."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    settings: dict[str, Any] = config.get("calque") or {}
+    from calque.models.configuration import read_config
+
+    config = read_config(folder)
+    settings = config.get("calque") or {}
     n_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     scores = [f"{name} {value:.3g}" for name, value in settings.get("scores", {}).items()]
     unknown = "see README.md" if (folder / "README.md").exists() else "–"
