@@ -5,7 +5,8 @@
 
 The server is a process of its own on a free port of this computer. Every request to /align has one
 pair of 20 words on each side, and no two pairs are alike. The clients share the cores with the
-server, so the CPU time of the server is shown, too.
+server, so the CPU time of the server is shown, too. The limit is the speed of the model alone: the
+same pairs in full batches on all cores of this process, before the server starts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 
 N_WORDS = 20
@@ -97,8 +98,8 @@ def start_server() -> Iterator[RunningServer]:
         process.communicate()
 
 
-def make_bodies() -> Iterator[bytes]:
-    """Return bodies of /align, each with another pair of 20 words on both sides."""
+def make_pairs() -> Iterator[tuple[list[str], list[str]]]:
+    """Return pairs of 20 words on both sides, no two of which are alike."""
     table = resources.files("calque").joinpath("data/demo.tsv").read_text("utf-8")
     rows = [line.split("\t") for line in table.splitlines() if line.startswith("de\t")]
     english, german = (" ".join(row[side] for row in rows).split() for side in (1, 2))
@@ -106,8 +107,34 @@ def make_bodies() -> Iterator[bytes]:
         start, shift = number % len(german), number // len(german)
         src = [german[(start + k) % len(german)] for k in range(N_WORDS)]
         tgt = [english[(start + shift + k) % len(english)] for k in range(N_WORDS)]
+        yield src, tgt
+
+
+def make_bodies() -> Iterator[bytes]:
+    """Return bodies of /align with one pair each."""
+    for src, tgt in make_pairs():
         pair = {"src": " ".join(src), "tgt": " ".join(tgt)}
         yield json.dumps({"pairs": [pair], "tokenize": False}).encode()
+
+
+def measure_limit(n_pairs: int) -> tuple[float, float]:
+    """Return pairs per second and CPU ms per pair of the model without a server, best of three."""
+    import torch
+
+    import calque
+    from calque.server.loaded_model import AlignJob, LoadedModel, ModelCores
+
+    model = calque.load(device="cpu")
+    loaded = LoadedModel("calque-mini", model, ModelCores(torch.device("cpu")))
+    pairs = list(islice(make_pairs(), n_pairs))
+    loaded.align([AlignJob(pairs[:N_WARM], loaded.settings)])
+    walls, cpus = [], []
+    for _ in range(3):
+        wall, cpu = time.perf_counter(), time.process_time()
+        loaded.align([AlignJob(pairs, loaded.settings)])
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    return n_pairs / min(walls), 1000 * min(cpus) / n_pairs
 
 
 class Client:
@@ -198,6 +225,7 @@ async def measure_memory(server: RunningServer, n_requests: int, n_clients: int)
 
 
 async def measure(options: argparse.Namespace) -> None:
+    limit, limit_cpu = measure_limit(options.limit_pairs)
     with start_server() as server:
         await load(server, 1, n_requests=N_WARM)
         alone = await load(server, 1, n_requests=options.requests)
@@ -207,6 +235,8 @@ async def measure(options: argparse.Namespace) -> None:
         print(alone.row("1"))
         print(together.row(str(options.clients)))
         print(f"\nthroughput: {together.rate / alone.rate:.2f} times one at a time")
+        print(f"the model without a server: {limit:.1f} pairs/s, {limit_cpu:.1f} ms CPU per pair")
+        print(f"the server reaches {together.rate / limit:.0%} of that")
         unexpected = {code for code in alone.codes + together.codes if code not in EXPECTED}
         memory = await measure_memory(server, options.memory_requests, options.clients)
         shown = ", ".join(f"{each:.0f}" for each in memory)
@@ -224,11 +254,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0, help="of all clients together")
     parser.add_argument("--memory-requests", type=int, default=10_000)
+    parser.add_argument("--limit-pairs", type=int, default=1_000, help="pairs without a server")
     parser.add_argument("--tiny", action="store_true", help="a few requests")
     options = parser.parse_args()
     if options.tiny:
         options.requests, options.clients, options.seconds = 5, 8, 2.0
-        options.memory_requests = 40
+        options.memory_requests, options.limit_pairs = 40, 20
     asyncio.run(measure(options))
 
 
