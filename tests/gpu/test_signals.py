@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
@@ -24,7 +26,9 @@ pytestmark = [
     ),
 ]
 
+START_SECONDS = 180
 SECONDS = 10  # for a stop
+COMPILING, COMPILED = "compiling the step", "the first step took"
 SETTINGS = (
     "model.start=calque-mini",
     "data.sources=[{path: en-de.tsv, kind: bitext}]",
@@ -43,25 +47,23 @@ def write_bitext(folder: Path) -> None:
     (folder / "en-de.tsv").write_text("".join(lines), "utf-8")
 
 
-def find_processes(mark: str) -> list[int]:
-    """Return the processes that have inherited an environment with this mark."""
-    found = []
+def find_processes(mark: str) -> dict[int, str]:
+    """Return the processes that have inherited an environment with this mark, and their names."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            content = path.read_bytes()
-        except OSError:
-            continue
-        if mark.encode() in content:
-            found.append(int(path.parent.name))
+        with suppress(OSError):  # it has just ended, or it belongs to someone else
+            if mark.encode() in path.read_bytes():
+                command = path.with_name("cmdline").read_text().replace("\0", " ")
+                found[int(path.parent.name)] = command
     return found
 
 
-def wait_until_gone(mark: str, seconds: float) -> list[int]:
-    """Return the processes that are still there after so many seconds."""
+def wait_for(is_so: Callable[[], bool], seconds: float) -> bool:
+    """Wait until a condition holds; return whether it does."""
     end = time.monotonic() + seconds
-    while (left := find_processes(mark)) and time.monotonic() < end:
+    while not (holds := is_so()) and time.monotonic() < end:
         time.sleep(0.1)
-    return left
+    return holds
 
 
 @pytest.mark.parametrize("delay", [0.5, 4.0, 12.0])
@@ -75,33 +77,37 @@ def test_a_signal_while_a_step_is_compiled_ends_the_run(
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     caches = {name: str(tmp_path / name) for name in names}
     options = [text for setting in SETTINGS for text in ("--set", setting)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "calque", "train", "xlm-align", "-o", "run", *options],
-        cwd=tmp_path,
-        env=os.environ | caches | dict([mark.split("=", 1)]),
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stderr is not None
-        lines = list[str]()
-        while not lines or "compiling the step" not in lines[-1]:
-            lines.append(process.stderr.readline())
-            assert lines[-1], lines
+    log = tmp_path / "stderr.txt"  # not a pipe: nothing is lost, whatever ends the process
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "calque", "train", "xlm-align", "-o", "run", *options],
+            cwd=tmp_path,
+            env=os.environ | caches | dict([mark.split("=", 1)]),
+            stderr=stream,
+            start_new_session=True,
+        )
+
+    def has_ended() -> bool:
+        return process.poll() is not None
+
+    try:
+        wait_for(lambda: COMPILING in log.read_text("utf-8") or has_ended(), START_SECONDS)
+        assert COMPILING in log.read_text("utf-8") and not has_ended(), log.read_text("utf-8")
         time.sleep(delay)
-        started = time.monotonic()
         os.killpg(process.pid, kind)
-        try:
-            rest = process.communicate(timeout=SECONDS)[1]
-        finally:
-            for other in find_processes(mark) if process.poll() is None else ():
+        stopped = wait_for(has_ended, SECONDS)
+        left = [] if wait_for(lambda: not find_processes(mark), 3) else find_processes(mark)
+    finally:
+        for other in find_processes(mark):
+            with suppress(ProcessLookupError):
                 os.kill(other, signal.SIGKILL)
-        assert time.monotonic() - started < SECONDS
-    assert process.returncode == 128 + kind
-    if "the first step took" in rest:
+        process.wait()
+    text = log.read_text("utf-8")
+    assert stopped, f"not ended after {SECONDS} seconds:\n{text}"
+    assert process.returncode == 128 + kind, text
+    if COMPILED in text:
         pytest.skip("the step was compiled before the signal")
-    assert rest.splitlines()[-1].startswith(("calque: interrupted", "calque: stopped by")), rest
-    assert "Traceback" not in rest
-    assert "semaphore" not in rest
-    assert wait_until_gone(mark, 3) == []
-    assert not list((tmp_path / "run").glob(".*"))
+    assert text.splitlines()[-1].startswith(("calque: interrupted", "calque: stopped by")), text
+    assert "Traceback" not in text and "semaphore" not in text, text
+    assert not left, f"{left}:\n{text}"
+    assert not list((tmp_path / "run").glob(".*")), text
