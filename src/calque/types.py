@@ -146,7 +146,7 @@ class LossTerms:
 
 @dataclass(frozen=True, slots=True)
 class PairAttention:
-    """Attention of two sentences to each other, by layer, averaged over heads.
+    """Attention of two sentences to each other, by layer, of one head or the mean of all heads.
 
     `src_to_tgt[l, i, j]` is the share of the attention of source token i that goes to target token
     j at layer l + 1. `uniform` is the share of the other sentence if attention were uniform.

@@ -97,6 +97,27 @@ def test_cross_attention_of_hugging_face(
     assert 0 < min(found.shares) < max(found.shares) < 1
 
 
+def test_heads(folder: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    """One head has the weights of Hugging Face; the mean of all heads is the default."""
+    model: Any = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    encoded = tiny_tokenizer(SRC, TGT, return_tensors="pt")
+    attentions = model(encoded["input_ids"], output_attentions=True).attentions
+    heads = [pair_attention(SRC, TGT, model=folder, head=head) for head in (1, 2, 3, 4)]
+    n_src, n_tgt = len(heads[0][0].src), len(heads[0][0].tgt)
+    for number, (found, _) in enumerate(heads):
+        expected = torch.stack([layer[0, number] for layer in attentions]).detach().numpy()
+        tgt = slice(n_src + 3, n_src + 3 + n_tgt)
+        np.testing.assert_allclose(
+            found.src_to_tgt, expected[:, 1 : 1 + n_src, tgt], rtol=1e-4, atol=1e-7
+        )
+    for kind, mean in enumerate(pair_attention(SRC, TGT, model=folder)):
+        average = np.mean([found[kind].tgt_to_src for found in heads], axis=0)
+        np.testing.assert_allclose(mean.tgt_to_src, average, rtol=1e-4, atol=1e-7)
+    for head in (0, 5):
+        with pytest.raises(InputError, match=f"no attention head {head} .*choose 1 to 4"):
+            pair_attention(SRC, TGT, model=folder, head=head)
+
+
 def test_positions_option(folder: Path) -> None:
     onward, reset = (
         pair_attention(SRC, TGT, model=folder, positions=positions)[0].shares

@@ -53,6 +53,7 @@ def pair_attention(
     tgt: str,
     *,
     model: str | Path | Sequence[str | Path] | None = None,
+    head: int | None = None,
     positions: Positions | None = None,
     progress: Progress | None = None,
 ) -> list[PairAttention]:
@@ -65,6 +66,7 @@ def pair_attention(
         src: A sentence.
         tgt: Its translation.
         model: Model folder, hub name, `calque-mini` (the default), or a list of them.
+        head: One attention head, counted from 1. Default: the mean of all heads.
         positions: `reset` if the positions of the second sentence start again at 0, `continue` if
             they continue those of the first. Default: as the model was trained, or `continue`.
         progress: Called with the stage, the models done and their number.
@@ -83,7 +85,13 @@ def pair_attention(
     for number, name in enumerate(models, start=1):
         encoder = Encoder.load(name)
         results += measure_attention(
-            encoder, load_cross_attention(encoder), src, tgt, label=name, positions=positions
+            encoder,
+            load_cross_attention(encoder),
+            src,
+            tgt,
+            label=name,
+            head=head,
+            positions=positions,
         )
         if progress is not None:
             progress("reading", number, len(models))
@@ -104,16 +112,20 @@ def measure_attention(
     tgt: str,
     *,
     label: str | Path | None = None,
+    head: int | None = None,
     positions: Positions | None = None,
 ) -> list[PairAttention]:
     """Return the attention between two sentences in an encoder, and in its cross-attention.
 
     The encoder must be on the CPU, and no other thread may use it meanwhile.
     """
+    n_heads = encoder.config.num_attention_heads
+    if head is not None and not 1 <= head <= n_heads:
+        raise InputError(f"there is no attention head {head}", fix=f"choose 1 to {n_heads}")
     pair = _tokenize(encoder, src, tgt)
-    measurements = [_measure_self_attention(encoder, pair, positions)]
+    measurements = [_measure_self_attention(encoder, pair, head, positions)]
     if veco is not None:
-        measurements.append(_measure_cross_attention(veco, pair))
+        measurements.append(_measure_cross_attention(veco, pair, head))
     name = str(label or encoder.folder.name)
     tokens = _decode_tokens(encoder, pair.src), _decode_tokens(encoder, pair.tgt)
     return [
@@ -149,7 +161,7 @@ def _decode_tokens(encoder: Encoder, ids: IntArray) -> tuple[str, ...]:
 
 
 def _measure_self_attention(
-    encoder: Encoder, pair: _TokenizedPair, positions: Positions | None
+    encoder: Encoder, pair: _TokenizedPair, head: int | None, positions: Positions | None
 ) -> Measurement:
     """Measure the attention between the two parts of one sequence."""
     n_src, n_tgt = len(pair.src), len(pair.tgt)
@@ -158,7 +170,7 @@ def _measure_self_attention(
     trained = encoder.settings.get("alignment", {}).get("positions")
     if (positions or trained) == "reset":  # after the first separator
         numbers[n_src + 2 :] -= n_src + 2
-    weights = _average_heads(_read_self_attention(encoder, ids, numbers))
+    weights = _stack_layers(_read_self_attention(encoder, ids, numbers), head)
     start = 1 + n_src + pair.n_between
     src, tgt = slice(1, 1 + n_src), slice(start, start + n_tgt)
     uniform = 2 * n_src * n_tgt / (n_src + n_tgt) / len(ids)
@@ -183,7 +195,7 @@ def _read_self_attention(
     return attentions
 
 
-def _measure_cross_attention(veco: Veco, pair: _TokenizedPair) -> Measurement:
+def _measure_cross_attention(veco: Veco, pair: _TokenizedPair, head: int | None) -> Measurement:
     """Measure the cross-attention of each sentence to the other."""
     src, tgt = (
         torch.tensor([pair.cls_id, *ids, pair.sep_id], dtype=torch.long)
@@ -191,12 +203,12 @@ def _measure_cross_attention(veco: Veco, pair: _TokenizedPair) -> Measurement:
     )
     n_src, n_tgt = len(pair.src), len(pair.tgt)
     uniform = (n_src * n_tgt / (n_tgt + 2) + n_tgt * n_src / (n_src + 2)) / (n_src + n_tgt)
-    src_to_tgt = _read_cross_attention(veco, src, tgt)[:, 1:-1, 1:-1]
-    tgt_to_src = _read_cross_attention(veco, tgt, src)[:, 1:-1, 1:-1]
+    src_to_tgt = _stack_layers(_read_cross_attention(veco, src, tgt), head)[:, 1:-1, 1:-1]
+    tgt_to_src = _stack_layers(_read_cross_attention(veco, tgt, src), head)[:, 1:-1, 1:-1]
     return "cross-attention", src_to_tgt, tgt_to_src, uniform
 
 
-def _read_cross_attention(veco: Veco, ids: Tensor, other: Tensor) -> FloatArray:
+def _read_cross_attention(veco: Veco, ids: Tensor, other: Tensor) -> Sequence[Tensor]:
     """Return the cross-attention weights of one sequence to another, by layer."""
     body, layers = veco.family.get_body(veco.model), veco.family.get_layers(veco.model)
     weights: list[Tensor] = []
@@ -216,7 +228,7 @@ def _read_cross_attention(veco: Veco, ids: Tensor, other: Tensor) -> FloatArray:
     finally:
         for hook in hooks:
             hook.remove()
-    return _average_heads(weights)
+    return weights
 
 
 @contextmanager
@@ -229,6 +241,7 @@ def _eager_attention(encoder: Encoder) -> Iterator[None]:
         encoder.model.set_attn_implementation(ATTENTION_NAME)
 
 
-def _average_heads(weights: Sequence[Tensor]) -> FloatArray:
-    """Average the heads of every layer, and stack the layers."""
-    return torch.stack([layer[0].mean(dim=0) for layer in weights]).float().numpy()
+def _stack_layers(weights: Sequence[Tensor], head: int | None) -> FloatArray:
+    """Choose a head of every layer or average all of them, and stack the layers."""
+    layers = [layer[0].mean(dim=0) if head is None else layer[0, head - 1] for layer in weights]
+    return torch.stack(layers).float().numpy()
