@@ -121,6 +121,7 @@ def test_the_report(mono: Path, new: Path, dictionaries: list[Path], tmp_path: P
         "dictionary": 2,  # ▁Katze ▁кот
         "composed": 2,  # ▁Hunde ▁schläft
         "folded": 1,  # ▁Café
+        "split": 0,
     }
     assert match.rules_without["unmatched"] == 6
     assert match.rules_without["dictionary"] == match.rules_without["composed"] == 0

@@ -79,6 +79,18 @@ def test_sentence_pieces_from_word_pieces(bert: Any) -> None:
     assert {piece: found[piece] for piece in expected} == expected
 
 
+def test_what_is_left_takes_the_mean_of_its_pieces(bert: Any) -> None:
+    """Only on request, and after all other rules."""
+    new = sentence_piece(["▁cat", "▁outside", "outside", "▁cats", "▁Дом", "▁"])
+    found = rows_of(new, bert, split=True)
+    assert found["▁cat"] == same("cat")
+    half = ("split", {"out": 0.5, "##side": 0.5})
+    assert (found["▁outside"], found["outside"]) == (half, half)
+    assert found["▁cats"] == ("split", {"cat": 0.5, "##s": 0.5})
+    assert (found["▁Дом"], found["▁"]) == (NONE, NONE)  # unknown characters, no characters
+    assert rows_of(new, bert)["▁cats"] == NONE
+
+
 def test_special_tokens_by_role(bert: Any) -> None:
     found = rows_of(sentence_piece(["▁[CLS]"]), bert)
     roles = {

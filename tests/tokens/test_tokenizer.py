@@ -110,6 +110,16 @@ def test_white_space_and_width_are_normalized(
     np.testing.assert_array_equal(first, second)
 
 
+def test_typographic_characters_are_read_as_plain_ones(
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    ids = [
+        tiny_tokenizer(text)["input_ids"]
+        for text in ("L’homme – «oui»", 'L\'homme - "oui"', "Lʼhomme — „oui“")
+    ]
+    assert ids[0] == ids[1] == ids[2]
+
+
 def test_rare_characters_become_unknown(sentences: list[str]) -> None:
     text = [*sentences, "鱻"]
     some = train_tokenizer(text, 1500, character_coverage=0.999)

@@ -75,8 +75,8 @@ def grow(
         typer.Option(
             "--unmatched",
             metavar="HOW",
-            help="Unmatched rows: moments (mean and covariance of the matched rows) or normal "
-            "(N(0, 0.02)).",
+            help="Unmatched rows: moments (mean and covariance of the matched rows), normal "
+            "(N(0, 0.02)) or pieces (mean of those that MODEL splits the piece into).",
         ),
     ] = "moments",
     prefer: Annotated[

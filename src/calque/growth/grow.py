@@ -150,7 +150,9 @@ def grow(
         text: Texts for which the report says how many tokens start matched: files or patterns.
         initialize: What to copy: "both", "body", "embeddings" or "none".
         unmatched: How to initialize unmatched rows: "moments" draws them with the mean and
-            covariance of the matched rows, "normal" from N(0, 0.02²).
+            covariance of the matched rows, "normal" from N(0, 0.02²). "pieces" takes the mean of
+            the pieces that the old tokenizer splits a piece into; this is for a new vocabulary of
+            languages that the model knows.
         prefer: What to try first: the text of a piece ("surface") or its translation
             ("dictionary").
         compose: Use translations that the monolingual tokenizer splits into several pieces.
@@ -192,7 +194,13 @@ def grow(
     if matches:
         report_stage("matching the vocabularies")
         match = match_rows(
-            new, index, dictionaries, language=language, prefer=prefer, compose=compose
+            new,
+            index,
+            dictionaries,
+            language=language,
+            prefer=prefer,
+            compose=compose,
+            split=unmatched == "pieces",
         )
         match_report = report_match(new, old, match, texts, new_tokenizer)
     report_stage("initializing the weights")

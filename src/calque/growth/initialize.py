@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from calque.growth.match import RowSources, VocabularyMatch
 
 Initialize: TypeAlias = Literal["both", "body", "embeddings", "none"]
-Unmatched: TypeAlias = Literal["moments", "normal"]
+Unmatched: TypeAlias = Literal["moments", "normal", "pieces"]
 
 NORMAL_DEVIATION = 0.02
 BLOCK_ROWS = 1 << 14
@@ -141,7 +141,7 @@ def _fill_rows(
     filled = combine_rows(wide, match.sources)
     is_unmatched = torch.from_numpy(match.rules == UNMATCHED)
     n_unmatched = int(is_unmatched.sum())
-    if unmatched == "moments":
+    if unmatched != "normal":
         known = torch.from_numpy((match.rules != UNMATCHED) & (match.rules != SPECIAL))
         filled[is_unmatched] = draw_like(filled[known], n_unmatched, generator)
     else:

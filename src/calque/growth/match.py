@@ -3,7 +3,8 @@
 A new piece takes the row of the same text, or else of the same text up to case and NFKC, or else
 the mean of the rows of its translations if it is a word of a dictionary, or else the row of what
 the monolingual tokenizer's normalizer makes of it (many turn `é` into `e`). In scripts that the
-monolingual model hardly knows, translations come first.
+monolingual model hardly knows, translations come first. What is left may take the mean of the
+pieces that the old tokenizer splits it into, which helps if the old model knows the language.
 
 Paper: Chi et al. (2021) translate first in all scripts. But most short English words are also words
 of other languages, and would start with another meaning.
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     IntArray = npt.NDArray[np.int64]
     RuleArray = npt.NDArray[np.int8]
 
-RULES = ("unmatched", "special", "exact", "normalized", "dictionary", "composed", "folded")
-UNMATCHED, SPECIAL, EXACT, NORMALIZED, DICTIONARY, COMPOSED, FOLDED = range(len(RULES))
+RULES = ("unmatched", "special", "exact", "normalized", "dictionary", "composed", "folded", "split")
+UNMATCHED, SPECIAL, EXACT, NORMALIZED, DICTIONARY, COMPOSED, FOLDED, SPLIT = range(len(RULES))
 Preference: TypeAlias = Literal["surface", "dictionary"]
 Meanings: TypeAlias = dict[str, int]  # translations with the number of dictionaries that have them
 
@@ -93,6 +94,7 @@ def match_rows(
     language: str = "en",
     prefer: Preference = "surface",
     compose: bool = True,
+    split: bool = False,
 ) -> VocabularyMatch:
     """Match every row of a new vocabulary with the rows of a monolingual one.
 
@@ -104,6 +106,7 @@ def match_rows(
         prefer: Whether equal text ("surface") or a translation ("dictionary") comes first. In
             scripts that are not the model's own, a translation always comes first.
         compose: Use translations that the monolingual model splits into several pieces.
+        split: Match the remaining rows with the pieces that the monolingual model splits them into.
     """
     rules, found = _match_texts(new, index)
     rules_without = rules.copy()
@@ -128,13 +131,19 @@ def match_rows(
         ids_of = {word: ids if len(ids) == 1 else [] for word, ids in ids_of.items()}
     meanings = _drop_unknown(meanings, ids_of)
     rules = rules_without.copy()
-    split = {word for word, ids in ids_of.items() if len(ids) > 1}
+    several = {word for word, ids in ids_of.items() if len(ids) > 1}
     for row, words in meanings.items():
-        rules[row] = DICTIONARY if split.isdisjoint(words) else COMPOSED
+        rules[row] = DICTIONARY if several.isdisjoint(words) else COMPOSED
+    own: dict[int, Meanings] = {}
+    if split:
+        own, ids_of_own = _split_rows(new, index, np.flatnonzero(rules == UNMATCHED).tolist())
+        ids_of = ids_of | ids_of_own
+        rules[list(own)] = SPLIT
+        rules_without[rules_without == UNMATCHED] = rules[rules_without == UNMATCHED]
     return VocabularyMatch(
         rules,
         rules_without,
-        _gather_sources(rules, found, meanings, ids_of),
+        _gather_sources(rules, found, meanings | own, ids_of),
         # The translation that most dictionaries have comes first.
         {
             row: sorted(words, key=words.__getitem__, reverse=True)
@@ -205,6 +214,16 @@ def _translate(
         row: _drop_identical(translations.look_up(word), word, index) for row, word in words.items()
     }
     return {row: meanings for row, meanings in found.items() if meanings}, uses
+
+
+def _split_rows(
+    new: Vocabulary, index: PieceIndex, rows: Sequence[int]
+) -> tuple[dict[int, Meanings], dict[str, list[int]]]:
+    """Return the texts of rows that the old tokenizer can split, and the ids of their pieces."""
+    texts = {row: (new.texts[row] or "").removeprefix(" ") for row in rows}
+    texts = {row: text for row, text in texts.items() if text and has_whole_characters(text)}
+    ids_of = index.tokenize_words(texts.values())
+    return {row: {text: 1} for row, text in texts.items() if ids_of[text]}, ids_of
 
 
 def _word_of(vocabulary: Vocabulary, row: int) -> str | None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 FIRST_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK_TOKEN = "<mask>"
 WORD_START = "▁"
+# Typographic characters that are read as plain ones: both spellings have the same tokens.
+TYPOGRAPHIC = {"'": "‘’‚‛ʼ′", '"': "“”„‟«»″", "-": "‐‑–—−"}
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
 # Text that every tokenizer must encode, with characters that most vocabularies do not have.
 SAMPLE = "a b \u6f22 \u0378 \U0001f600"
@@ -114,6 +116,10 @@ def train_tokenizer(
         [
             normalizers.Nmt(),
             normalizers.NFKC(),
+            *(
+                normalizers.Replace(Regex(f"[{variants}]"), plain)
+                for plain, variants in TYPOGRAPHIC.items()
+            ),
             normalizers.Replace(Regex(" {2,}"), " "),
             normalizers.Strip(),
         ]
