@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from study_cells import show
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -410,9 +411,9 @@ def describe_runs(results: Results) -> str:
 {text["pairs"]:,} linked pairs of English and {text["languages"]} languages; {shown} steps; layers
 0 (the embedding) to {n_layers}; {devices}. Tatoeba: {languages}. AER: {pairs}.
 
-Means ± standard deviations over seeds (ddof 1). In parentheses: the difference from the start; ↑
-and ↓ mean better and worse by more than one standard deviation. The best layer is that with the
-best mean over seeds on these tests. Linear maps are fitted to separately encoded sentences."""
+Means ± standard deviations over seeds (ddof 1). In parentheses: the difference from the start,
+which has no seeds. The best layer is that with the best mean over seeds on these tests. Linear maps
+are fitted to separately encoded sentences."""
 
 
 def collect(runs: Iterable[dict[str, Any]], measure: str, language: str | None = None) -> Values:
@@ -426,22 +427,6 @@ def collect(runs: Iterable[dict[str, Any]], measure: str, language: str | None =
 def find_best(values: Values, measure: str) -> int:
     """Return the layer with the best mean."""
     return int((SIGNS[measure] * values.mean(axis=0)).argmax())
-
-
-def show_cell(values: Values, before: float | None, measure: str, note: str = "") -> str:
-    """Format mean ± deviation and the difference, marked if it exceeds the deviation."""
-    mean = values.mean()
-    shown = f"{mean:.1f}{note}"
-    spread = values.std(ddof=1) if len(values) > 1 else None
-    if spread is not None:
-        shown = f"{mean:.1f} ± {spread:.1f}{note}"
-    if before is None:
-        return shown
-    change = round(mean - before, 1) + 0.0  # no sign before zero
-    mark = ""
-    if change and spread is not None and abs(mean - before) > spread:
-        mark = " ↑" if SIGNS[measure] * change > 0 else " ↓"
-    return f"{shown} ({change:+.1f}{mark})".replace("-", "−")
 
 
 def tabulate_summary(results: Results) -> str:
@@ -466,23 +451,23 @@ def tabulate_summary(results: Results) -> str:
             here = find_best(values, measure) if layer is None else layer
             then = find_best(old, measure) if layer is None else layer
             note = f" at {here}" if layer is None else ""
-            before = None if method == NONE else float(old[0, then])
-            cells.append(show_cell(values[:, here], before, measure, note))
+            before = None if method == NONE else old[:, then]
+            cells.append(show(values[:, here], before, note=note))
         rows.append([*cells, f"{seconds:.0f}" if method != NONE else "–"])
     return make_table(header, rows)
 
 
 def tabulate_layers(results: Results, measure: str) -> str:
     """Compare methods layer by layer."""
-    old = collect(results[NONE], measure)[0]
+    old = collect(results[NONE], measure)
     rows = []
     for method, runs in results.items():
         values = collect(runs, measure)
         if len(values):
-            before = [None] * len(old) if method == NONE else old.tolist()
+            before = [None] * old.shape[1] if method == NONE else old.T
             columns = zip(values.T, before, strict=True)
-            rows.append([method, *(show_cell(column, then, measure) for column, then in columns)])
-    return make_table(["layer", *map(str, range(len(old)))], rows)
+            rows.append([method, *(show(column, then) for column, then in columns)])
+    return make_table(["layer", *map(str, range(old.shape[1]))], rows)
 
 
 def tabulate_languages(results: Results, measure: str) -> str:
@@ -493,10 +478,7 @@ def tabulate_languages(results: Results, measure: str) -> str:
         values = collect(runs, measure)
         if len(values):
             layer = find_best(values, measure)
-            cells = [
-                show_cell(collect(runs, measure, name)[:, layer], None, measure)
-                for name in languages
-            ]
+            cells = [show(collect(runs, measure, name)[:, layer]) for name in languages]
             rows.append([method, str(layer), *cells])
     return make_table(["", "layer", *languages], rows)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from study_cells import judge, show
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -112,25 +113,6 @@ def at_best(runs: Sequence[dict[str, Any]], measure: str) -> tuple[Values, int]:
     return values[:, layer], layer
 
 
-def show(values: Values, before: Values | None, measure: str, digits: int = 1) -> str:
-    """Return mean ± standard deviation, and the difference from other values.
-
-    An arrow marks differences that exceed the larger standard deviation.
-    """
-    mean = values.mean()
-    spread = values.std(ddof=1) if len(values) > 1 else None
-    shown = f"{mean:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
-    if before is None:
-        return shown
-    change = mean - before.mean()
-    mark = ""
-    if spread is not None and abs(change) > max(
-        spread, before.std(ddof=1) if len(before) > 1 else 0
-    ):
-        mark = " ↑" if SIGNS[measure] * change > 0 else " ↓"
-    return f"{shown} ({change:+.{digits}f}{mark})".replace("-", "−")
-
-
 # The report.
 
 
@@ -167,7 +149,7 @@ def describe_runs(results: Results) -> str:
     names = {measure: ", ".join(runs[0]["scores"][measure]) for measure in (TATOEBA, AER, POS, NER)}
     return f"""{len(runs)} runs of {steps} steps of {sizes} tokens, maximum learning rate {rates},
 on {devices}. Means ± standard deviations over seeds (ddof 1); in parentheses the difference from
-XLM; ↑ better and ↓ worse by more than the larger standard deviation. Best layers are chosen on
+XLM; ↑ better and ↓ worse by more than the standard deviation of XLM. Best layers are chosen on
 these tests by the mean over seeds. POS: {names[POS]}. NER: {names[NER]}.
 Tatoeba: {names[TATOEBA]}. AER: {names[AER]}."""
 
@@ -204,13 +186,13 @@ def tabulate_summary(methods: Methods) -> str:
                 side and np.array([find_loss(run, percent) for run in side])
                 for side in (runs, others)
             )
-            cells.append(show(mine, theirs, LOSS, 2))
+            cells.append(show(mine, theirs, sign=SIGNS[LOSS], digits=2))
         for measure in (POS, NER):
             cells += show_probe(runs, others, measure)
         for measure in (TATOEBA, AER):
             values, layer = at_best(runs, measure)
             before = others and at_best(others, measure)[0]
-            cells.append(f"{show(values, before, measure)} at {layer}")
+            cells.append(f"{show(values, before, sign=SIGNS[measure])} at {layer}")
         speed = np.mean([run["curves"]["tokens_per_second"][0][1] for run in runs])
         seconds = np.mean([sum(run["seconds"].values()) for run in runs])
         rows.append([*cells, f"{speed:,.0f}", f"{seconds:.0f}"])
@@ -229,7 +211,8 @@ def show_probe(
             sides.append((own, others, own - others))
     before = sides[1] if len(sides) > 1 else (None, None, None)
     layer = at_best(runs, measure)[1]
-    own, others, gap = (show(*pair, measure) for pair in zip(sides[0], before, strict=True))
+    sign = SIGNS[measure]
+    own, others, gap = (show(*pair, sign=sign) for pair in zip(sides[0], before, strict=True))
     return [own, f"{others} at {layer}", gap.replace(" ↑", "").replace(" ↓", "")]
 
 
@@ -254,28 +237,10 @@ def tabulate_claims(methods: Methods) -> str:
             continue
         cells = [f"{TITLES[better]} above {TITLES[worse]} ({table})"]
         for measure in MEASURES:
-            one, other = (scores_by_seed(methods[name], measure) for name in (better, worse))
-            seeds = sorted(one.keys() & other.keys())
-            gain = SIGNS[measure] * np.array([one[seed] - other[seed] for seed in seeds])
-            cells.append(judge(gain))
+            one, other = (at_best(methods[name], measure)[0] for name in (better, worse))
+            cells.append(judge(one, other, SIGNS[measure]))
         rows.append(cells)
     return make_table(["gain, more is better", *MEASURES.values()], rows)
-
-
-def scores_by_seed(runs: Sequence[dict[str, Any]], measure: str) -> dict[int, float]:
-    """Return the scores at the best layer of a method, by seed."""
-    return dict(zip((run["seed"] for run in runs), at_best(runs, measure)[0], strict=True))
-
-
-def judge(gain: Values) -> str:
-    """Return the mean gain, and whether it exceeds one standard deviation."""
-    if not len(gain):
-        return "–"
-    spread = gain.std(ddof=1) if len(gain) > 1 else np.inf
-    verdict = "open"
-    if abs(gain.mean()) > spread:
-        verdict = "holds" if gain.mean() > 0 else "reversed"
-    return f"{gain.mean():+.1f}, {verdict}".replace("-", "−")
 
 
 def tabulate_layers(methods: Methods, measure: str) -> str:
@@ -284,7 +249,7 @@ def tabulate_layers(methods: Methods, measure: str) -> str:
     for method, runs in methods.items():
         columns = collect(runs, measure).T
         width = len(columns)
-        rows.append([TITLES[method], *(show(column, None, measure) for column in columns)])
+        rows.append([TITLES[method], *(show(column) for column in columns)])
     return make_table(["layer", *map(str, range(width))], rows)
 
 

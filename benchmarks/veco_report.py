@@ -18,8 +18,8 @@ from metaxlm_report import (
     bundle_results,
     collect,
     make_table,
-    show,
 )
+from study_cells import judge, show
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,7 +49,7 @@ CLAIMS = (
 )
 GOAL = 5.0  # BLEU above random weights
 READING = """Means ± sample standard deviations over seeds. A difference counts if it exceeds the
-larger standard deviation of both sides; with one seed it is open. Layers are the best ones on these
+standard deviation of the second side; with one seed it is open. Layers are the best ones on these
 tests by the mean over seeds."""
 
 
@@ -93,20 +93,8 @@ class Results:
 # Comparisons.
 
 
-def judge(one: Values, other: Values, sign: int = 1) -> str:
-    """Compare means: a difference counts beyond the larger of both sample standard deviations."""
-    if not len(one) or not len(other):
-        return "–"
-    gain = sign * (one.mean() - other.mean())
-    spreads = [side.std(ddof=1) if len(side) > 1 else np.inf for side in (one, other)]
-    verdict = "open"
-    if abs(gain) > max(spreads):
-        verdict = "holds" if gain > 0 else "reversed"
-    return f"{gain:+.1f}, {verdict}".replace("-", "−")
-
-
 def show_mean(values: Values) -> str:
-    return show(values, None, "") if len(values) else "–"
+    return show(values) if len(values) else "–"
 
 
 def show_gain(values: Values, before: Values) -> str:

@@ -1,0 +1,57 @@
+"""Cells of the tables of studies: means over seeds, and the rule of one standard deviation.
+
+All studies use the rule of `calque compare`: a difference counts if it exceeds the standard
+deviation of the baseline over seeds. A baseline without seeds, such as a given model, has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from calque.report.statistics import one_deviation_rule, summarize
+
+
+def show(
+    values: Sequence[float],
+    before: Sequence[float] | None = None,
+    *,
+    sign: int = 1,
+    digits: int = 1,
+    note: str = "",
+) -> str:
+    """Return mean ± standard deviation, and the difference from a baseline.
+
+    An arrow marks a difference that counts: ↑ better, ↓ worse. `sign` is −1 if lower is better.
+
+    >>> show([3.0, 4.0, 5.0], [1.0, 2.0])
+    '4.0 ± 1.0 (+2.5 ↑)'
+    """
+    mine = summarize(values)
+    shown = f"{mine.mean:.{digits}f}"
+    if mine.deviation is not None:
+        shown += f" ± {mine.deviation:.{digits}f}"
+    shown += note
+    if before is None:
+        return shown
+    baseline = summarize(before)
+    rule = one_deviation_rule(mine, baseline)
+    mark = "" if rule in (None, "within") else " ↑" if (rule == "above") == (sign > 0) else " ↓"
+    change = round(mine.mean - baseline.mean, digits) + 0.0  # no sign before zero
+    return f"{shown} ({change:+.{digits}f}{mark})".replace("-", "−")
+
+
+def judge(one: Sequence[float], other: Sequence[float], sign: int = 1) -> str:
+    """Return the gain of one method over another, and whether it counts.
+
+    >>> judge([3.0, 4.0], [1.0, 2.0]), judge([3.0, 4.0], [1.0], sign=-1)
+    ('+2.0, holds', '−2.5, open')
+    """
+    if not len(one) or not len(other):
+        return "–"
+    mine, baseline = summarize(one), summarize(other)
+    rule = one_deviation_rule(mine, baseline)
+    verdict = "open"
+    if rule in ("above", "below"):
+        verdict = "holds" if (rule == "above") == (sign > 0) else "reversed"
+    gain = sign * (mine.mean - baseline.mean)
+    return f"{gain:+.1f}, {verdict}".replace("-", "−")
