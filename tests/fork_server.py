@@ -2,7 +2,7 @@
 
 Imports take five seconds per process, training a tiny model one. A script runs either alone or in
 several processes that know of each other, as with torchrun; torchrun itself is tested in
-tests/training/test_loop.py, tests/end_to_end/test_recipes.py and tests/cli/test_align.py.
+tests/training/test_loop.py and tests/cli/test_align.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,8 @@ MODULES = (
     "calque.cli",
     "calque.cli.training_commands",
     "calque.training.loop",
+    "matplotlib.pyplot",
+    "sacrebleu",
     "torch.distributed.fsdp",
     "transformers.models.deberta_v2.modeling_deberta_v2",
     "transformers.models.encoder_decoder.modeling_encoder_decoder",
@@ -51,12 +54,14 @@ class ForkServer:
         n_processes: int = 2,
         output: Path | None = None,
         seconds: int = 600,
+        environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a script and return what its processes print, one after the other.
 
         With `beside`, the script can import the modules in the folder of that file. The output is
         kept in files whose names start with `output` (default: the path of the script). Processes
-        that take more than so many seconds are terminated.
+        that take more than so many seconds are terminated. The variables of `environment` are set
+        in addition to those that this process had when the object was made.
         """
         job = {
             "script": str(script),
@@ -66,6 +71,7 @@ class ForkServer:
             "n_processes": n_processes,
             "output": str(output or script),
             "seconds": seconds,
+            "environment": dict(environment or {}),
         }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -131,6 +137,7 @@ def work(job: dict[str, Any], rank: int, port: int) -> NoReturn:
             values = map(str, (rank, rank, n_processes, n_processes))
             os.environ.update(zip(names, values, strict=True))
             os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+        os.environ.update(job["environment"])
         os.chdir(job["folder"])
         sys.path[:0] = job["paths"]
         sys.argv = [job["script"], *job["arguments"]]

@@ -15,7 +15,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -447,16 +449,31 @@ def test_ctrl_c_keeps_finished_blocks(capsys: pytest.CaptureFixture[str]) -> Non
 # Several processes
 
 
-def launch(
-    arguments: list[str], program: tuple[str, ...] = (str(TOY),), **environment: str
-) -> subprocess.CompletedProcess[str]:
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def launch(fork_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """Run `calque align` in two processes, in forks; torchrun would import everything again."""
+
+    def call(
+        *arguments: str, program: Path = TOY, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        output = tmp_path_factory.mktemp("printed") / "two"
+        options = {"output": output, "environment": environment}
+        return fork_server.run(program, "align", *arguments, **options)  # type: ignore[no-any-return]
+
+    return call
+
+
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
     return subprocess.run(
-        [*launcher, "--master_port", str(port), *program, "align", *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | environment,
+        [*launcher, "--master_port", str(port), str(TOY), "align", *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
         check=False,
@@ -464,14 +481,16 @@ def launch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("out", ["out", "out.zst"])
-def test_two_processes_write_what_one_would(out: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("out", "by_torchrun"), [("out", True), ("out.zst", False)])
+def test_two_processes_write_what_one_would(
+    out: str, by_torchrun: bool, launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("in").write_bytes(many_lines(200))
     arguments = ["in", "--scores", "--skip-bad", "bad", "-o"]
     assert run(["align", *arguments, f"one{Path(out).suffix}"]) == 0
     wanted = capsys.readouterr().err.partition(": ")[2].partition(";")[0]
     listed = Path("bad").read_bytes()
-    done = launch([*arguments, out])
+    done = (torchrun if by_torchrun else launch)(*arguments, out)
     assert done.returncode == 0, done.stderr
     assert Path(out).read_bytes() == Path(f"one{Path(out).suffix}").read_bytes()
     assert Path("bad").read_bytes() == listed
@@ -480,31 +499,33 @@ def test_two_processes_write_what_one_would(out: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-def test_two_processes_resume_after_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_processes_resume_after_a_failure(
+    launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("in").write_bytes(b"a b ||| c d\n" * 100)
     assert run(["align", "in", "--scores", "-o", "one"]) == 0
-    stopped = launch(["in", "--scores", "-o", "out"], TOY_STOP_RANK="1", TOY_STOP_BLOCK="3")
+    stopped = launch("in", "--scores", "-o", "out", TOY_STOP_RANK="1", TOY_STOP_BLOCK="3")
     assert stopped.returncode != 0
     assert (Path("out.partial") / "part-1.journal").read_bytes().count(b"\n") == 3
     capsys.readouterr()
     fails(["in", "--scores", "-o", "out", "--resume"], "started with processes 2, not 1", capsys)
-    done = launch(["in", "--scores", "-o", "out", "--resume"])
+    done = launch("in", "--scores", "-o", "out", "--resume")
     assert done.returncode == 0, done.stderr
     assert Path("out").read_bytes() == Path("one").read_bytes()
     assert names() == {"in", "one", "out"}
 
 
 @pytest.mark.slow
-def test_two_processes_report_an_error_once() -> None:
+def test_two_processes_report_an_error_once(launch: Launch) -> None:
     Path("in").write_bytes(b"a ||| b\n\xff ||| b\n")
     for arguments, problem in (
         (["in", "-o", "out"], "in, line 2: invalid UTF-8"),
         (["in"], "several processes need input files and an output file"),
     ):
-        done = launch(arguments)
+        done = launch(*arguments)
         assert done.returncode != 0
         assert done.stderr.count(problem) == 1, done.stderr
-        assert "Traceback" not in done.stderr.partition("torch/distributed")[0]
+        assert "Traceback" not in done.stderr
     assert names() == {"in"}
 
 
@@ -513,7 +534,10 @@ def test_two_processes_report_an_error_once() -> None:
 
 @pytest.mark.slow
 def test_a_real_encoder_alone_and_in_two_processes(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_folder: Path,
+    launch: Launch,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from calque.word_alignment.neural import WordAligner
 
@@ -530,7 +554,7 @@ def test_a_real_encoder_alone_and_in_two_processes(
     arguments += ["--method", "argmax", "--layer", "2", "-o"]
     assert run(["align", *arguments, "one"]) == 0
     assert read_links("one").to_lists() == want * n_times
-    done = launch([*arguments, "two"], ("-m", "calque"))
+    done = launch(*arguments, "two", program=Path(calque.__file__).with_name("__main__.py"))
     assert done.returncode == 0, done.stderr
     assert Path("two").read_bytes() == Path("one").read_bytes()
     gold = ["--gold", str(GOLD / "en-fr.gold"), "--sweep"]

@@ -13,8 +13,6 @@ import pytest
 from calque.cli import app, run
 from calque.errors import InputError
 
-HEAVY = {"numpy", "rich", "torch", "transformers"}
-
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
@@ -25,11 +23,29 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         assert run([name, "--help"]) == 0
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = "import sys; from calque.cli import run; run(['--help']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "Commands:" in done.stdout
-    assert HEAVY.isdisjoint(done.stdout.splitlines()[-1].split())
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (["--help"], {"numpy", "rich", "torch", "transformers"}),
+        (["clean", os.devnull, "-o", "out.tsv"], {"torch", "transformers"}),
+    ],
+)
+def test_light_commands_import_nothing_heavy(
+    arguments: list[str], heavy: set[str], tmp_path: Path
+) -> None:
+    code = f"import sys; from calque.cli import run; run({arguments}); print(*sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "calque.cli.app" in done.stdout
+    assert heavy.isdisjoint(done.stdout.splitlines()[-1].split())
+
+
+def test_only_the_command_of_the_arguments_is_built() -> None:
+    def build(*arguments: str) -> set[str]:
+        return {command.name or "" for command in app.build_app(arguments).registered_commands}
+
+    assert build("embed", "train") == {"embed"}
+    assert build() == build("--help") == build("nope") == app.COMMANDS.keys()
 
 
 def test_help_takes_little_time() -> None:
@@ -130,7 +146,7 @@ def test_defects_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is full")
 def test_a_full_disk_behind_standard_output_is_one_line() -> None:
     with open("/dev/full", "wb") as full:
-        command = [sys.executable, "-m", "calque", "models"]
+        command = [sys.executable, "-m", "calque", "data"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
     place = b"standard output or a temporary file"
     problem = b"no space left on device (free some space or choose another output)"
@@ -144,7 +160,7 @@ def test_a_full_disk_behind_standard_output_is_one_line() -> None:
     ("command", "code", "said"),
     [
         ("clean - -o out.tsv <&-", 2, "standard input: bad file descriptor"),
-        ("models >&-", 2, "standard output or a temporary file: bad file descriptor"),
+        ("data >&-", 2, "standard output or a temporary file: bad file descriptor"),
         ("clean ü.tsv -o out.tsv <&- >&- 2>&-", 0, ""),
     ],
 )
@@ -197,12 +213,10 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 def test_exit_codes_reach_the_shell() -> None:
-    command = [sys.executable, "-m", "calque", "embed", "nothing.txt", "-o", "vectors.txt"]
+    command = [sys.executable, "-m", "calque", "clean", "nothing.tsv", "-o", "out.tsv"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert (
-        line
-        == "calque: error: vectors.txt: the vectors are written as a .npy file (try vectors.npy)"
+    assert done.stderr == (
+        "calque: error: nothing.tsv: no such file or directory (check the path)\n"
     )

@@ -50,8 +50,9 @@ def run(arguments: list[str] | None = None) -> int:
     from calque.cli.app import Stopped, build_app
     from calque.io.shards import StoppedByMainProcess
 
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        code = _call(lambda: build_app()(arguments, prog_name="calque"))
+        code = _call(lambda: build_app(arguments)(arguments, prog_name="calque"))
         sys.stdout.flush()
     except InputError as error:
         print(f"calque: error: {error}", file=sys.stderr)

@@ -99,6 +99,10 @@ def read_rules(changes: list[str]) -> CleaningRules:
     >>> read_rules(["max_ratio=2", "max_chars=none"]).max_ratio
     2
     """
+    from calque.io.cleaning import CleaningRules
+
+    if not changes:  # the modules below take seconds to import
+        return CleaningRules()
     from pydantic import ValidationError
 
     from calque.training.recipe import DataSection
