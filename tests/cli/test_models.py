@@ -31,12 +31,20 @@ def test_table_of_models(
     assert f"tiny: {tiny_folder}\n" in shown
 
 
+def test_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the settings for model hubs before the text."""
+    assert run(["models", "--card"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("# calque-mini\n")
+    assert "## Limits" in shown and "license: apache" not in shown
+
+
 def test_languages_and_scores_are_read_from_the_config(tiny_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_folder, folder)
     assert describe_model(folder)[1:] == ["4", "64", "1,500", "–", "–"]
     (folder / "README.md").write_text("# A card\n")
-    assert describe_model(folder)[4:] == ["see README.md", "see README.md"]
+    assert describe_model(folder)[4:] == ["see --card", "see --card"]
     config = json.loads((folder / "config.json").read_text())
     config["calque"] = {"languages": ["de", "fr"], "scores": {"tatoeba": 0.4567}}
     (folder / "config.json").write_text(json.dumps(config))

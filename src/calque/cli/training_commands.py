@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="Name of a bundled recipe, or a YAML file.")
 ]
+MODEL_CARD = "README.md"
 
 
 def prepare(
@@ -194,7 +195,12 @@ def _tabulate_gap(curves: Mapping[str, Sequence[TransferPoint]], *, every_step: 
     return table
 
 
-def models() -> None:
+def models(
+    card: Annotated[
+        bool,
+        typer.Option("--card", help="Print the model cards: text, training, scores and limits."),
+    ] = False,
+) -> None:
     """List the models that come with the package."""
     from rich.console import Console
     from rich.table import Table
@@ -204,6 +210,11 @@ def models() -> None:
     found = embedded_models()
     if not found:
         print("This installation contains no model; pass --model FOLDER to commands.")
+        return
+    if card:
+        for folder in found.values():
+            text = (folder / MODEL_CARD).read_text(encoding="utf-8")
+            print(text.rpartition("\n---\n")[2].strip())  # without the lines for model hubs
         return
     table = Table("model", "MiB", "layers", "hidden", "vocabulary", "languages", "scores")
     for name, folder in found.items():
@@ -222,7 +233,7 @@ def describe_model(folder: Path) -> list[str]:
     settings = config.get("calque") or {}
     n_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     scores = [f"{name} {value:.3g}" for name, value in settings.get("scores", {}).items()]
-    unknown = "see README.md" if (folder / "README.md").exists() else "–"
+    unknown = "see --card" if (folder / MODEL_CARD).exists() else "–"
     return [
         f"{n_bytes / 2**20:.1f}",
         str(config["num_hidden_layers"]),
