@@ -197,6 +197,27 @@ def test_more_dictionaries_more_weight(bert: Any, german: Path, tmp_path: Path) 
     assert [use.n_used for use in found.dictionaries] == [2, 2]
 
 
+def test_plain_mean_of_translations(bert: Any, german: Path, tmp_path: Path) -> None:
+    """As in the paper: a translation counts once, and the word itself counts like any other."""
+    turned = tmp_path / "de-en.txt"
+    turned.write_text("zu to\nzu outside\nzu the\nouts cats\nouts out\nouts outs\n", "utf-8")
+    new = sentence_piece(["▁zu", "▁outs"])
+    found = rows_of(new, bert, german, turned, prefer="dictionary", average="plain")
+    index = PieceIndex(bert)
+    for piece, translations in {"▁zu": ["to", "the", "outside"], "▁outs": ["cats", "out"]}.items():
+        expected: dict[str, float] = {}
+        for word in translations:  # mean over the translations of the mean over their pieces
+            pieces = bert.convert_ids_to_tokens(index.tokenize_words([word])[word])
+            for each in pieces:
+                expected[each] = expected.get(each, 0) + 1 / len(translations) / len(pieces)
+        if piece == "▁outs":  # its own translation has two pieces, too
+            expected = {k: v * 2 / 3 for k, v in expected.items()}
+            for each in ("out", "##s"):
+                expected[each] = expected.get(each, 0) + 1 / 6
+        assert found[piece] == ("composed", pytest.approx(expected))
+    assert found != rows_of(new, bert, german, turned, prefer="dictionary")
+
+
 def test_without_composition(bert: Any, german: Path) -> None:
     found = rows_of(sentence_piece(["▁draußen", "▁zu"]), bert, german, compose=False)
     assert found["▁draußen"] == NONE

@@ -87,6 +87,14 @@ def grow(
             help="What to try first: surface (a piece's text) or dictionary (its translation).",
         ),
     ] = "surface",
+    average: Annotated[
+        str,
+        typer.Option(
+            "--average",
+            metavar="HOW",
+            help="Mean of several translations: weighted (by the number of dictionaries) or plain.",
+        ),
+    ] = "weighted",
     no_compose: Annotated[
         bool,
         typer.Option(
@@ -127,6 +135,7 @@ def grow(
             initialize=cast(Any, initialize),
             unmatched=cast(Any, unmatched),
             prefer=cast(Any, prefer),
+            average=cast(Any, average),
             compose=not no_compose,
             seed=seed,
             overwrite=overwrite,
@@ -185,13 +194,14 @@ def _tabulate_scripts(match: MatchReport) -> Table:
 
 def _tabulate_texts(match: MatchReport, language: str) -> Table:
     """Return the percentage of each text's tokens that start matched."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from calque.growth.grow import average_other_texts
 
-    # With the usual padding, nine columns would not fit 80 characters.
+    # With the usual lines and padding, ten columns would not fit 80 characters.
     title = "tokens of texts whose row starts matched (%)"
-    table = Table(title=title, caption=CAPTION, padding=(0, 1, 0, 0))
+    table = Table(title=title, caption=CAPTION, box=SIMPLE_HEAD, padding=0)
     table.add_column("text")
     rules = (SHORT_NAMES.get(rule, rule) for rule in _matching_rules())
     for name in ("tokens", "matched", "without", *rules):

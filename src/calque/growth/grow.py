@@ -19,7 +19,7 @@ import numpy as np
 
 from calque.errors import InputError, first_line
 from calque.growth.initialize import Initialize, Unmatched, grow_model, load_monolingual
-from calque.growth.match import RULES, SPECIAL, UNMATCHED, Preference, match_rows
+from calque.growth.match import RULES, SPECIAL, UNMATCHED, Averaging, Preference, match_rows
 from calque.io.bitext import read_sentences
 from calque.io.outputs import write_folder
 from calque.io.segmentation import find_script
@@ -106,6 +106,7 @@ class GrowReport:
     initialize: str
     unmatched: str
     prefer: str
+    average: str
     composes: bool
     seed: int
     n_rows: int
@@ -130,6 +131,7 @@ def grow(
     initialize: Initialize = "both",
     unmatched: Unmatched = "moments",
     prefer: Preference = "surface",
+    average: Averaging = "weighted",
     compose: bool = True,
     seed: int = 0,
     overwrite: bool = False,
@@ -154,7 +156,9 @@ def grow(
             the pieces that the old tokenizer splits a piece into; this is for a new vocabulary of
             languages that the model knows.
         prefer: What to try first: the text of a piece ("surface") or its translation
-            ("dictionary").
+            ("dictionary", as in the paper).
+        average: Mean of several translations: "weighted" by the number of dictionaries that have
+            them, or "plain", as in the paper.
         compose: Use translations that the monolingual tokenizer splits into several pieces.
         seed: Random seed.
         overwrite: Replace a model that was grown before.
@@ -167,9 +171,13 @@ def grow(
         31432
     """
     output = Path(output)
-    kinds = {"initialize": Initialize, "unmatched": Unmatched, "prefer": Preference}
-    for name, value in {"initialize": initialize, "unmatched": unmatched, "prefer": prefer}.items():
-        choices: tuple[str, ...] = get_args(kinds[name])
+    for name, value, kind in (
+        ("initialize", initialize, Initialize),
+        ("unmatched", unmatched, Unmatched),
+        ("prefer", prefer, Preference),
+        ("average", average, Averaging),
+    ):
+        choices: tuple[str, ...] = get_args(kind)
         if value not in choices:
             raise InputError(f"{name} cannot be {value!r}", fix=f"use {', '.join(choices)}")
     dictionaries, texts = expand_patterns(dictionary), expand_patterns(text)
@@ -199,6 +207,7 @@ def grow(
             dictionaries,
             language=language,
             prefer=prefer,
+            average=average,
             compose=compose,
             split=unmatched == "pieces",
         )
@@ -221,6 +230,7 @@ def grow(
         initialize=initialize,
         unmatched=unmatched,
         prefer=prefer,
+        average=average,
         composes=compose,
         seed=seed,
         n_rows=len(new),

@@ -6,8 +6,9 @@ the monolingual tokenizer's normalizer makes of it (many turn `é` into `e`). In
 monolingual model hardly knows, translations come first. What is left may take the mean of the
 pieces that the old tokenizer splits it into, which helps if the old model knows the language.
 
-Paper: Chi et al. (2021) translate first in all scripts. But most short English words are also words
-of other languages, and would start with another meaning.
+Paper: Chi et al. (2021) translate first in all scripts (`prefer`) and do not weight translations
+(`average`). But most short English words are also words of other languages, and would start with
+another meaning, and a translation that several dictionaries have is more reliable.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 RULES = ("unmatched", "special", "exact", "normalized", "dictionary", "composed", "folded", "split")
 UNMATCHED, SPECIAL, EXACT, NORMALIZED, DICTIONARY, COMPOSED, FOLDED, SPLIT = range(len(RULES))
 Preference: TypeAlias = Literal["surface", "dictionary"]
-Meanings: TypeAlias = dict[str, int]  # translations with the number of dictionaries that have them
+Averaging: TypeAlias = Literal["weighted", "plain"]
+Meanings: TypeAlias = dict[str, int]  # translations and their weights
 
 LANGUAGE_PAIR = re.compile(r"([a-z]{2,3})-([a-z]{2,3})")
 # Columns are checked on this many first entries, and only if so many words are known.
@@ -93,6 +95,7 @@ def match_rows(
     *,
     language: str = "en",
     prefer: Preference = "surface",
+    average: Averaging = "weighted",
     compose: bool = True,
     split: bool = False,
 ) -> VocabularyMatch:
@@ -105,6 +108,8 @@ def match_rows(
         language: That language.
         prefer: Whether equal text ("surface") or a translation ("dictionary") comes first. In
             scripts that are not the model's own, a translation always comes first.
+        average: Mean of several translations: "weighted" by the number of dictionaries that have
+            them and without the word itself, or "plain".
         compose: Use translations that the monolingual model splits into several pieces.
         split: Match the remaining rows with the pieces that the monolingual model splits them into.
     """
@@ -124,7 +129,8 @@ def match_rows(
             ]
         )
         open_rows = np.flatnonzero((rules == UNMATCHED) | (is_foreign & (rules != SPECIAL)))
-        meanings, uses = _translate(new, index, open_rows.tolist(), dictionaries, language)
+        rows = open_rows.tolist()
+        meanings, uses = _translate(new, index, rows, dictionaries, language, average)
     ids_of = index.tokenize_words(word for words in meanings.values() for word in words)
     n_unspelled = sum(not ids for ids in ids_of.values())
     if not compose:
@@ -144,7 +150,7 @@ def match_rows(
         rules,
         rules_without,
         _gather_sources(rules, found, meanings | own, ids_of),
-        # The translation that most dictionaries have comes first.
+        # The translation with the largest weight comes first.
         {
             row: sorted(words, key=words.__getitem__, reverse=True)
             for row, words in meanings.items()
@@ -205,14 +211,17 @@ def _translate(
     rows: Sequence[int],
     dictionaries: Sequence[PathLike],
     language: str,
+    average: Averaging,
 ) -> tuple[dict[int, Meanings], list[DictionaryUse]]:
-    """Look up the pieces that are words."""
+    """Look up the pieces that are words; a translation comes with its weight."""
     words = {row: word for row in rows if (word := _word_of(new, row)) is not None}
     wanted = set(map(normalize_piece, words.values()))
     translations, uses = read_translations(dictionaries, language, wanted, index.is_known)
-    found = {
-        row: _drop_identical(translations.look_up(word), word, index) for row, word in words.items()
-    }
+    found = {row: translations.look_up(word) for row, word in words.items()}
+    if average == "plain":
+        found = {row: dict.fromkeys(meanings, 1) for row, meanings in found.items()}
+    else:
+        found = {row: _drop_identical(found[row], word, index) for row, word in words.items()}
     return {row: meanings for row, meanings in found.items() if meanings}, uses
 
 
@@ -272,11 +281,11 @@ def _gather_sources(
     rows, sources, weights = [], [], []
     for row, words in meanings.items():
         total = sum(words.values())
-        for word, n_dictionaries in words.items():
+        for word, share in words.items():
             ids = ids_of[word]
             rows += [row] * len(ids)
             sources += ids
-            weights += [n_dictionaries / total / len(ids)] * len(ids)
+            weights += [share / total / len(ids)] * len(ids)
     all_rows = np.concatenate([single, np.array(rows, dtype=np.int64)])
     all_sources = np.concatenate([found[single], np.array(sources, dtype=np.int64)])
     all_weights = np.concatenate([np.ones(len(single)), weights]).astype(np.float32)
