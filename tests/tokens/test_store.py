@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from calque.errors import InputError
 from calque.tokens.ragged import Ragged
 from calque.tokens.store import (
+    JoinedSentences,
     NpyWriter,
     PreviousSentences,
     TokenStore,
@@ -234,6 +235,43 @@ def test_previous_sentences_are_pickled_as_a_path(store: TokenStore) -> None:
     again = pickle.loads(pickle.dumps(PreviousSentences(store)))
     assert again.gather(np.array([2])).ids.tolist() == [6, 7]
     assert len(pickle.dumps(PreviousSentences(store))) < 400
+
+
+def join_naively(sentences: list[list[int]], most: int) -> list[list[int]]:
+    """Join sentences one by one; a longer one fills blocks of its own, and its rest begins one."""
+    blocks: list[list[int]] = []
+    last: list[int] = []
+    for sentence in sentences:
+        while sentence:
+            if len(last) + min(len(sentence), most) > most:
+                blocks, last = [*blocks, last], []
+            last, sentence = last + sentence[:most], sentence[most:]
+    return [*blocks, last] if last else blocks
+
+
+@given(sentences, st.integers(0, 20), st.integers(1, 15))
+def test_joined_sentences_lose_nothing(text: list[list[int]], split: int, most: int) -> None:
+    store = TokenStore(
+        Ragged.of(text).ids.astype(np.uint16),
+        np.cumsum([0, *map(len, text)], dtype=np.int64),
+    )
+    n_training = min(split, len(text))
+    joined = JoinedSentences.of(store, most, n_training)
+    parts = join_naively(text[:n_training], most), join_naively(text[n_training:], most)
+    assert joined.n_training == len(parts[0])
+    found = joined.gather(np.arange(len(joined)))
+    assert found.lengths.tolist() == [len(block) for part in parts for block in part]
+    assert found.ids.tolist() == [token for sentence in text for token in sentence]
+    assert joined.lengths(np.arange(len(joined), dtype=np.uint8)).max(initial=0) <= most
+
+
+def test_joined_sentences_are_pickled_as_a_path(store: TokenStore) -> None:
+    joined = JoinedSentences.of(store, 4, len(store) - 1)
+    copy = pickle.loads(pickle.dumps(joined))
+    assert str(copy.store.ids.filename) == str(store.ids.filename)  # type: ignore[attr-defined]
+    everything = np.arange(len(joined))
+    assert copy.gather(everything).ids.tolist() == joined.gather(everything).ids.tolist()
+    assert copy.lengths(everything).tolist() == joined.lengths(everything).tolist()
 
 
 @pytest.mark.parametrize("n_rows", [0, 1, 7, 123_456])

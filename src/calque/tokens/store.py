@@ -210,3 +210,55 @@ class PreviousSentences:
         """Read the sentences before the given ones, in that order; none may be the first."""
         assert len(index) == 0 or index.min() > 0, "the first sentence has no previous one"
         return self.store.gather(index.astype(np.int64) - 1)
+
+
+@dataclass(frozen=True)
+class JoinedSentences:
+    """A view of a store whose example k is a block of consecutive sentences.
+
+    Block k is ids[offsets[k]:offsets[k + 1]] of the store. The first `n_training` blocks have the
+    sentences for training; no block contains sentences for training and for validation.
+    """
+
+    store: TokenStore
+    offsets: npt.NDArray[np.int64]
+    n_training: int
+
+    @staticmethod
+    def of(store: TokenStore, max_tokens: int, n_training: int) -> JoinedSentences:
+        """Join the first `n_training` sentences of a store, and the others, to blocks."""
+        training = join_sentences(store.offsets[: n_training + 1], max_tokens)
+        validation = join_sentences(store.offsets[n_training:], max_tokens)
+        offsets = np.concatenate([training, validation[1:]])
+        return JoinedSentences(store, offsets, len(training) - 1)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def lengths(self, index: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+        """Return the number of tokens of the given blocks."""
+        return TokenStore(self.store.ids, self.offsets).lengths(index)
+
+    def gather(self, index: npt.NDArray[np.integer[Any]]) -> Ragged:
+        """Read the given blocks, in that order."""
+        return TokenStore(self.store.ids, self.offsets).gather(index)
+
+
+def join_sentences(offsets: npt.NDArray[np.int64], max_tokens: int) -> npt.NDArray[np.int64]:
+    """Return the offsets of blocks of consecutive sentences that have at most `max_tokens` tokens.
+
+    A block ends before the first sentence that does not fit. A sentence that is longer than a block
+    is divided, and what is left of it is joined with the next one, so no token is lost.
+
+    >>> join_sentences(np.array([0, 3, 5, 9, 24, 25]), max_tokens=6).tolist()
+    [0, 5, 9, 15, 21, 25]
+    """
+    n_cuts = np.maximum(np.diff(offsets) - 1, 0) // max_tokens
+    numbers = ranges(np.ones_like(n_cuts), n_cuts)  # 1, 2, ... in every long sentence
+    cuts = np.repeat(offsets[:-1], n_cuts) + max_tokens * numbers
+    places = np.union1d(offsets, cuts)  # where a block may end
+    furthest = np.searchsorted(places, places + max_tokens, side="right") - 1
+    ends = [0]
+    while ends[-1] < len(places) - 1:
+        ends.append(int(furthest[ends[-1]]))
+    return places[ends]
