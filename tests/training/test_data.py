@@ -139,6 +139,8 @@ def test_long_examples_are_left_out_and_counted(open_pair: OpenStream) -> None:
     assert ", " not in open_pair(0, "data.max_length=256").describe()
     with pytest.raises(InputError, match=r"masked_lm: there is no text .* at most 9 tokens"):
         open_pair(0, "data.max_length=9", "data.leave_out_languages=[en, fi]")
+    with pytest.raises(InputError, match=r"at most 9 tokens .*raise masked_lm\.max_length"):
+        open_pair(0, "objectives.0.max_length=9", "data.leave_out_languages=[en, fi]")
 
 
 def test_no_objective_is_trained_on_validation_examples_of_another(open_pair: OpenStream) -> None:
@@ -272,6 +274,61 @@ def test_maximum_length_applies_to_sides_that_are_encoded_separately(
     longest = max(int(sides.max()) for sides in sides_of(apart))
     assert open_any("kind: sentence_contrastive", max_length=longest + 2).n_too_long == 24
     assert open_any("kind: sentence_contrastive", max_length=longest + 1).n_too_long > 24
+
+
+def find_lengths(pair: StreamPair) -> list[int]:
+    batches = read_batches(pair.training, 30)
+    return [int(n) for batch in batches for n in batch.tokens.offsets.diff()]
+
+
+@pytest.mark.parametrize(("own", "n_too_long"), [(12, None), (256, 0)])
+def test_objective_has_its_own_maximum_length(
+    own: int, n_too_long: int | None, open_any: OpenStream
+) -> None:
+    """Its limit may be below or above that of the data; batches are as if it were that limit."""
+    objective = "kind: masked_lm, batch_tokens: 512"
+    found = open_any(f"{objective}, max_length: {own}", max_length=40)
+    same, other = open_any(objective, max_length=own), open_any(objective, max_length=40)
+    assert n_too_long in (None, found.n_too_long)
+    assert found.n_too_long == same.n_too_long != other.n_too_long
+    lengths = find_lengths(found)
+    assert lengths == find_lengths(same)
+    assert max(lengths) <= own
+    assert (max(lengths) > 40) == (own > 40)
+    fixed = open_any(f"{objective}, max_length: {own}", max_length=40, fixed_shape=True)
+    assert {batch.tokens.longest for batch in read_batches(fixed.training, 5)} == {
+        {12: 16, 256: 256}[own]
+    }
+
+
+def test_maximum_length_of_one_objective_does_not_change_another(
+    corpora: tuple[Path, list[PreparedCorpus]],
+    tiny_recipe: MakeRecipe,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    def open_both(*changes: str) -> list[StreamPair]:
+        recipe = tiny_recipe("data.max_length=40", "data.validation_examples=3", *changes)
+        return [
+            open_stream(
+                build_objective(settings),
+                corpora[1],
+                corpora[0],
+                recipe.data,
+                SpecialTokens.of(tiny_tokenizer),
+                seed=number,
+                fixed_shape=True,
+            )
+            for number, settings in enumerate(recipe.objectives)
+        ]
+
+    def read_ids(pair: StreamPair) -> list[list[int]]:
+        streams = [stream for stream in (pair.training, pair.validation) if stream is not None]
+        return [batch.tokens.ids.tolist() for each in streams for batch in read_batches(each, 10)]
+
+    before, after = open_both(), open_both("objectives.0.max_length=12")
+    assert [pair.n_too_long for pair in before] != [pair.n_too_long for pair in after]
+    assert read_ids(before[0]) != read_ids(after[0])
+    assert read_ids(before[1]) == read_ids(after[1])
 
 
 class _Named(MaskedLM):

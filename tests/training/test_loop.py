@@ -782,6 +782,7 @@ def test_resuming_with_changed_text_is_an_error(
     [
         (["data.leave_out_languages=[en]"], "masked_lm: there is no text with"),
         (["data.max_length=65"], "data.max_length=65 exceeds the model's 64"),
+        (["objectives.1.max_length=65"], "translation_lm.max_length=65 exceeds the model's 64"),
         (["objectives.0.batch_tokens=32"], "a batch of 32 tokens cannot hold"),
         (
             ["checkpoints.final=best", "data.validation_examples=0"],

@@ -45,13 +45,22 @@ class ObjectiveSettings(BaseModel):
     batch_examples: int | None = Field(None, gt=0)
     # "raw" excludes bitext with links, whose words are separated by spaces.
     text: Literal["any", "raw"] = "any"
+    # Longer examples are left out. Default: data.max_length.
+    max_length: int | None = Field(None, gt=8)
+
+    # Keys that older recipes do not have. They are not written while they have their default, so
+    # that older recipes keep their fingerprint.
+    newer_keys: ClassVar[tuple[str, ...]] = ("batch_examples", "text", "max_length")
 
     @model_serializer(mode="wrap")
     def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit keys with default values that older recipes do not have: fingerprints stay equal."""
         content: dict[str, Any] = write(self)
-        defaults = {"batch_examples": None, "text": "any"}
-        return {k: v for k, v in content.items() if k not in defaults or v != defaults[k]}
+        known = type(self).model_fields
+        return {
+            key: value
+            for key, value in content.items()
+            if key not in self.newer_keys or value != known[key].default
+        }
 
 
 class Objective(nn.Module):

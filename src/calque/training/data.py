@@ -69,18 +69,23 @@ def open_stream(
     """
     units = _open_suitable(objective, prepared, folder, data)
     n_special = objective.count_special_tokens(special_tokens)
-    parts = [_split(unit, n_special, data, separate=objective.encodes_separately) for unit in units]
+    key, max_length = data.find_max_length(objective.settings)
+    separate = objective.encodes_separately
+    parts = [
+        _split(unit, n_special, max_length, data.validation_examples, separate=separate)
+        for unit in units
+    ]
     kept = [(unit, part) for unit, part in zip(units, parts, strict=True) if len(part.training)]
     if not kept:
         kind = describe_text(objective)
         raise InputError(
             f"{objective.settings.kind}: there is no {kind} with examples of at most "
-            f"{data.max_length} tokens",
-            fix=f"add a source of {kind}, or raise data.max_length",
+            f"{max_length} tokens",
+            fix=f"add a source of {kind}, or raise {key}",
         )
     shares = _compute_shares([unit for unit, _ in kept], data.alpha)
     lengths = _sample_lengths([part for _, part in kept], shares, seed)
-    shape, plan = choose_shape(objective, lengths, n_special, data.max_length)
+    shape, plan = choose_shape(objective, lengths, n_special, max_length)
     names = sorted({unit.key for unit, _ in kept})
     collate = objective.build_collator(special_tokens, shape if fixed_shape else None)
 
@@ -208,7 +213,9 @@ def _open_units(corpus: PreparedCorpus, folder: Path, objective: Objective) -> l
     return [_Unit("-".join(languages), stores, size, links)]
 
 
-def _split(unit: _Unit, n_special: int, data: DataSection, *, separate: bool) -> _Part:
+def _split(
+    unit: _Unit, n_special: int, max_length: int, n_validation: int, *, separate: bool
+) -> _Part:
     """Leave out examples that are too long or empty, and keep the last ones for validation.
 
     The validation examples are chosen before any is left out, so that no objective is trained on
@@ -219,9 +226,9 @@ def _split(unit: _Unit, n_special: int, data: DataSection, *, separate: bool) ->
     by_side = np.stack([store.lengths(everything) for store in unit.sides], axis=1)
     lengths = by_side if separate else by_side.sum(axis=1, keepdims=True)
     lengths = lengths + n_special // lengths.shape[1]
-    too_long, is_empty = lengths.max(axis=1) > data.max_length, by_side.min(axis=1) == 0
+    too_long, is_empty = lengths.max(axis=1) > max_length, by_side.min(axis=1) == 0
     usable = everything[~too_long & ~is_empty]
-    n_kept = min(data.validation_examples, int(VALIDATION_SHARE * len(everything)))
+    n_kept = min(n_validation, int(VALIDATION_SHARE * len(everything)))
     in_training = usable < len(everything) - n_kept
     training, validation = usable[in_training], usable[~in_training]
     return _Part(training, validation, int(too_long.sum()), lengths[training].astype(np.int32))

@@ -29,7 +29,7 @@ from calque.errors import InputError
 from calque.io.cleaning import CleaningRules
 from calque.models.seq2seq import DecoderPlan
 from calque.models.tag_probe import ProbeMetric
-from calque.objectives import AnySettings
+from calque.objectives import AnySettings, ObjectiveSettings
 
 # Stands for a language code in `probe.test`.
 LANGUAGE = "{language}"
@@ -172,6 +172,7 @@ class DataSection(Section):
     # Languages are sampled with probability proportional to size ** alpha.
     alpha: float = Field(0.7, ge=0, le=1)
     # Longer examples are left out. Tokens of a sentence, or of a pair that is read as one sequence.
+    # An objective may have a max_length of its own.
     max_length: int = Field(128, gt=8)
     # Cleaning rules by name, for example max_chars: 600; the others keep their defaults.
     cleaning: dict[str, Any] = {}
@@ -195,6 +196,12 @@ class DataSection(Section):
     def cleaning_rules(self) -> CleaningRules:
         """Return the cleaning rules with the recipe's changes."""
         return CleaningRules(**self.cleaning)
+
+    def find_max_length(self, objective: ObjectiveSettings) -> tuple[str, int]:
+        """Return the maximum length of an objective's examples, after the key that sets it."""
+        if objective.max_length is None:
+            return "data.max_length", self.max_length
+        return f"{objective.kind}.max_length", objective.max_length
 
 
 class OptimizerSection(Section):

@@ -229,11 +229,13 @@ def _freeze_unused_biases(encoder: Encoder) -> None:
 
 
 def _check_length(recipe: Recipe, n_positions: int) -> None:
-    if recipe.data.max_length > n_positions:
-        raise InputError(
-            f"data.max_length={recipe.data.max_length} exceeds the model's {n_positions} positions",
-            fix="lower data.max_length",
-        )
+    for objective in recipe.objectives:
+        key, max_length = recipe.data.find_max_length(objective)
+        if max_length > n_positions:
+            raise InputError(
+                f"{key}={max_length} exceeds the model's {n_positions} positions",
+                fix=f"lower {key}",
+            )
 
 
 def _shape(model: ModelSection) -> dict[str, int]:
