@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,11 +34,15 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def address(
-    browser: Browser, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    browser: Browser,
+    tiny_folder: Path,
+    translator_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
-    """The address of a server with two models, results, runs and word vectors."""
+    """The address of a server with two models, a translator, results, runs and word vectors."""
     options = SERVED["write_folders"](tmp_path_factory.mktemp("served"))
     options += ["--model=calque-mini", f"--model={tiny_folder}"]
+    options += [f"--translator={translator_folder}"]
     with SERVED["run_server"](options) as url:
         yield url
 
@@ -53,7 +58,9 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
 
     def note_message(message: Any) -> None:
         # Chromium logs every answer that is not a success; a test of an error expects that.
-        if message.type in ("error", "warning") and "status of 4" not in message.text:
+        if message.type in ("error", "warning") and not re.search(
+            "status of (4|503)", message.text
+        ):
             problems.append(f"console: {message.text}")
 
     def note_request(request: Any) -> None:

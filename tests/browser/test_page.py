@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -23,9 +22,12 @@ READY = {
     "space": ".point",
     "dictionary": ".ranked li",
     "attention": ".matrix td",
+    "translate": ".translation",
     "study": ".verdicts li",
     "runs": ".curve",
 }
+# Views that are empty at first, and the example that fills them.
+EXAMPLES = {"dictionary": "water", "translate": "Greeting"}
 RIGHT_TO_LEFT = {
     "Arabic": "القطة تنام على الكرسي",
     "Urdu": "بلی کرسی پر سوتی ہے",
@@ -38,8 +40,8 @@ def open_view(page: Page, name: str) -> Locator:
     """Open a view, wait until it shows something, and return its panel."""
     page.goto(f"/#{name}")
     panel = page.locator(f"#panel-{name}")
-    if name == "dictionary":
-        panel.get_by_role("button", name="water").click()
+    if name in EXAMPLES:
+        panel.get_by_role("button", name=EXAMPLES[name]).click()
     expect(panel).to_be_visible()
     expect(panel.locator(READY[name]).first).to_be_attached()
     return panel
@@ -108,8 +110,32 @@ def test_another_model_starts_at_its_own_layer(page: Page) -> None:
     with page.expect_response("**/align") as response:
         panel.get_by_label("Model").select_option("tiny")
     answer = response.value.json()
-    assert answer["model"] == "tiny"
-    expect(panel.get_by_label(re.compile("^Layer"))).to_have_value(str(answer["layer"]))
+    assert (answer["model"], answer["layer"]) == ("tiny", 3)
+    layer = panel.get_by_label(re.compile("^Layer"))
+    expect(layer).to_have_value("3")
+    expect(layer).to_have_attribute("max", "4")
+    with page.expect_response("**/align") as response:
+        layer.press("End")
+    assert response.value.json()["layer"] == 4
+    with page.expect_response("**/align"):
+        panel.get_by_label("Model").select_option("calque-mini")
+    expect(layer).to_have_value("7")
+    expect(layer).to_have_attribute("max", "8")
+
+
+def test_one_attention_head(page: Page) -> None:
+    panel = open_view(page, "attention")
+    cell = panel.locator(".matrix td").nth(1)
+    mean = str(cell.get_attribute("aria-label"))
+    with page.expect_response("**/attention") as response:
+        panel.get_by_label("Head").select_option("6")
+    assert response.value.request.post_data_json["head"] == 6
+    expect(cell).not_to_have_attribute("aria-label", mean)
+    with page.expect_response("**/attention") as response:
+        panel.get_by_label("Model").select_option("tiny")
+    assert "head" not in response.value.request.post_data_json
+    expect(panel.get_by_label("Head").locator("option")).to_have_count(1 + 4)
+    expect(panel.get_by_label(re.compile("^Layer"))).to_have_attribute("max", "4")
 
 
 def test_the_newest_request_wins(page: Page) -> None:
@@ -253,6 +279,83 @@ def test_the_space_shows_and_hides_languages(page: Page) -> None:
     assert response.value.json()["method"] == "tsne"
 
 
+def test_the_space_shows_other_models_and_layers(page: Page) -> None:
+    panel = open_view(page, "space")
+    layer = panel.get_by_label("Layer of model 2")
+    expect(layer.locator("option")).to_have_count(1 + 5)
+    before = read_places(panel.locator("figure").nth(1))
+    with page.expect_response(is_projection_of("tiny")) as response:
+        layer.select_option("4")
+    assert response.value.request.post_data_json["layer"] == 4
+    expect(panel.locator("figure").nth(1).locator(".point").first).not_to_have_attribute(
+        "transform", before[0]
+    )
+    with page.expect_response("**/projection"):
+        panel.get_by_label("Model 2", exact=True).select_option("calque-mini")
+    expect(layer.locator("option")).to_have_count(1 + 9)
+    expect(layer).to_have_value("")
+    expect(panel.locator("figcaption")).to_have_text(["calque-mini", "calque-mini"])
+
+
+def is_projection_of(model: str) -> Any:
+    return lambda response: (
+        response.url.endswith("/projection") and response.json()["model"] == model
+    )
+
+
+def read_places(figure: Locator) -> list[str]:
+    return [str(point.get_attribute("transform")) for point in figure.locator(".point").all()]
+
+
+def test_the_space_is_zoomed_and_moved(page: Page) -> None:
+    panel = open_view(page, "space")
+    figure = panel.locator("figure").first
+    plot = figure.locator(".scatter")
+    start = read_places(figure)
+    expect(plot).not_to_have_class(re.compile("zoomed"))
+    plot.scroll_into_view_if_needed()
+    plot.hover()
+    page.mouse.wheel(0, -100)
+    expect(plot).to_have_class(re.compile("zoomed"))
+    zoomed = read_places(figure)
+    assert zoomed != start
+    page.mouse.down()
+    page.mouse.move(10, 10, steps=3)
+    page.mouse.up()
+    assert read_places(figure) != zoomed
+    figure.get_by_role("button", name="Show all points").click()
+    assert read_places(figure) == start
+
+
+def test_the_space_is_zoomed_by_keyboard(page: Page) -> None:
+    """Points outside the frame come into view when the arrow keys reach them."""
+    panel = open_view(page, "space")
+    figure = panel.locator("figure").first
+    zoom_in = figure.get_by_role("button", name="Zoom in")
+    zoom_in.focus()
+    for _ in range(4):
+        page.keyboard.press("Enter")
+    page.keyboard.press("Shift+Tab")
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+        frame = figure.locator(".scatter").bounding_box()
+        point = page.locator(".point:focus path").bounding_box()
+        assert frame["x"] <= point["x"] + point["width"] / 2 <= frame["x"] + frame["width"]
+        assert frame["y"] <= point["y"] + point["height"] / 2 <= frame["y"] + frame["height"]
+        assert 0 <= point["y"] <= page.viewport_size["height"]
+
+
+def test_a_slow_projection_says_what_to_do(page: Page) -> None:
+    panel = open_view(page, "space")
+    held: list[Any] = []
+    page.route("**/projection", lambda route: held.append(route))
+    panel.get_by_role("radio", name="UMAP").check()
+    expect(panel.get_by_role("status")).to_contain_text("compiles its code")
+    problem = {"error": "UMAP compiles its code: try again later, or choose PCA."}
+    held[0].fulfill(status=503, headers={"Retry-After": "1"}, json=problem)
+    expect(panel.get_by_role("alert")).to_contain_text("choose PCA. Try again in 1 s.")
+
+
 def test_the_dictionary_has_neighbors_in_every_language(page: Page) -> None:
     panel = open_view(page, "dictionary")
     expect(panel.locator("section", has_text="German").locator("li").first).to_contain_text(
@@ -291,15 +394,22 @@ def test_runs_are_polled_only_while_visible(page: Page) -> None:
     assert seen == []
 
 
-def test_translations_are_shown(page: Page, address: str) -> None:
-    health = httpx.get(f"{address}/health").json()
-    views = {**health, "views": ["translate"]}
-    page.route("**/health", lambda route: route.fulfill(json=views))
-    page.route("**/translate", lambda route: route.fulfill(json={"translations": ["<b>Hallo</b>"]}))
-    page.goto("/")
-    panel = page.locator("#panel-translate")
-    panel.get_by_label("One sentence per line").fill("Hello")
+def test_translations(page: Page, taught_pairs: list[tuple[str, str]]) -> None:
+    """The tiny translator knows eight sentences by heart."""
+    panel = open_view(page, "translate")
+    english, german = zip(*taught_pairs[:2], strict=True)
+    panel.get_by_label("One sentence per line").fill("\n".join(english))
     panel.get_by_role("button", name="Translate").click()
+    expect(panel.locator(".translation p:last-child")).to_have_text(german)
+    panel.get_by_label("One sentence per line").fill("\n".join(german))
+    panel.get_by_label("To language").select_option(label="English")
+    panel.get_by_role("button", name="Translate").click()
+    expect(panel.locator(".translation p:last-child")).to_have_text(english)
+
+
+def test_translations_are_shown_as_text(page: Page) -> None:
+    page.route("**/translate", lambda route: route.fulfill(json={"translations": ["<b>Hallo</b>"]}))
+    panel = open_view(page, "translate")
     expect(panel.get_by_text("<b>Hallo</b>")).to_be_visible()
 
 

@@ -66,7 +66,7 @@ def served_data(folders: Path, tiny_folder: Path) -> Iterator[ServedData]:
         device="cpu",
     )
     yield data
-    data.queue.close()
+    data.close()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import runpy
 import signal
@@ -18,6 +19,7 @@ import pytest
 
 from calque.errors import InputError
 from calque.io.processes import STOP_SIGNALS
+from calque.server.limits import HEADERS
 from calque.server.serve import check_address, open_listener
 
 # An application without a model behind the real HTTP server and the signals of the command line.
@@ -117,6 +119,20 @@ def test_slow_clients_are_disconnected() -> None:
         fresh = send(port)
         assert is_answered(fresh)
         fresh.close()
+
+
+@pytest.mark.parametrize("data", [b"no HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"a" * 40_000])
+def test_invalid_http_is_answered_like_other_errors(data: bytes) -> None:
+    with start() as (_, port), send(port, data=data) as connection:
+        answer = b""
+        with suppress(ConnectionResetError):
+            while more := connection.recv(10_000):
+                answer += more
+    head, _, body = answer.decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 400")
+    assert list(json.loads(body)) == ["error"]
+    for name, value in HEADERS.items():
+        assert f"{name}: {value}" in head
 
 
 def test_many_connections_and_large_headers() -> None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.server.conftest import VECTORS, CallServer
+import torch
+from tests.server.conftest import VECTORS, CallServer, make_call
 
 import calque
-from calque.server.served_data import ServedData
+from calque.models.encoder import Encoder
+from calque.models.language_maps import LanguageMaps
+from calque.server.http_server import CONNECTION_SECONDS
+from calque.server.limits import RequestLimits
+from calque.server.projection import project
+from calque.server.routes import build_server
+from calque.server.serve import load_data
+from calque.server.served_data import COMPUTE_SECONDS, PROJECTION_SECONDS, ServedData
 
 PAIRS = [
     ("Das Haus ist alt .", "The house is old ."),
@@ -27,8 +36,9 @@ def as_json(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
 def test_health(call: CallServer) -> None:
     found = call("GET", "/health").json()
     assert found["status"] == "ok" and found["version"] == calque.__version__
-    assert found["model"] == "tiny" and found["models"] == ["tiny", "calque-mini"]
-    assert (found["n_layers"], found["default_layer"]) == (4, 3)
+    layers = {model["name"]: (model["n_layers"], model["n_heads"]) for model in found["models"]}
+    assert layers == {"tiny": (4, 4), "calque-mini": (8, 6)}
+    assert [model["default_layer"] for model in found["models"]] == [3, 7]
     assert found["vector_languages"] == ["de", "en", "fr"]
     assert "translate" not in found["views"]
     assert {"align", "search", "space", "dictionary", "study", "runs"} < set(found["views"])
@@ -83,6 +93,40 @@ def test_embed(call: CallServer, served_data: ServedData) -> None:
     np.testing.assert_allclose(found["vectors"], vectors, atol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def maps_folder(tiny_encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with maps of German at all layers; English needs none."""
+    folder = tmp_path_factory.mktemp("maps") / "mapped"
+    tiny_encoder.save(folder)
+    matrices = torch.randn(1, 5, 64, 64, generator=torch.Generator().manual_seed(0))
+    LanguageMaps(matrices, ("de",), (0, 1, 2, 3, 4), "en").save(folder)
+    return folder
+
+
+def test_embed_maps_like_the_public_function(maps_folder: Path) -> None:
+    data = load_data(maps_folder, device="cpu")
+    call = make_call(build_server(data))
+    assert call("GET", "/health").json()["models"][0]["map_languages"] == ["en", "de"]
+    texts = ["Guten Morgen!", "Das Haus ist alt."]
+    mapped = calque.load(maps_folder, "cpu", maps=True)
+    plain = calque.load(maps_folder, "cpu").embed(texts)
+    for language in ("de", "en"):
+        found = call("POST", "/embed", json={"texts": texts, "language": language}).json()
+        expected = mapped.embed(texts, map_from=language)
+        np.testing.assert_allclose(found["vectors"], expected, rtol=1e-4, atol=1e-5)
+        assert np.allclose(expected, plain) == (language == "en")
+    found = call("POST", "/embed", json={"texts": texts}).json()
+    np.testing.assert_allclose(found["vectors"], plain, rtol=1e-4, atol=1e-5)
+    unknown = call("POST", "/embed", json={"texts": texts, "language": "fr"})
+    assert unknown.status_code == 422 and "no map of 'fr'" in unknown.json()["error"]
+    data.close()
+
+
+def test_a_language_needs_maps(call: CallServer) -> None:
+    reply = call("POST", "/embed", json={"texts": ["a"], "language": "de"})
+    assert reply.status_code == 422 and "'tiny' has no linear maps" in reply.json()["error"]
+
+
 def test_search(call: CallServer) -> None:
     text = "Unsere Gäste kommen in ein paar Minuten an."
     matches = call("POST", "/search", json={"text": text, "n": 2}).json()["matches"]
@@ -111,6 +155,63 @@ def test_projection(call: CallServer, method: str) -> None:
     assert [p["text"] for p in words["points"]][:3] == ["Das", "Haus", "ist"]
 
 
+@pytest.mark.slow
+def test_umap() -> None:
+    pytest.importorskip("umap", reason="the extra `project` is not installed")
+    near, far = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)
+    near[:, 0] += 20
+    far[:, 0] -= 20
+    points = project(np.concatenate([near, far]), "umap")
+    assert points.shape == (12, 2)
+    assert np.isfinite(points).all() and len(np.unique(points, axis=0)) == 12
+
+
+@pytest.mark.parametrize("unit", ["sentence", "word"])
+def test_projection_at_a_layer(call: CallServer, served_data: ServedData, unit: str) -> None:
+    """Jobs of several layers share a pass; each gets the vectors of its own."""
+    words = ("Das", "Haus", "alt", "und")
+    body = {"texts": [{"text": word, "language": "de"} for word in words], "unit": unit}
+    points = {}
+    for layer in (1, 3, None):
+        reply = call("POST", "/projection", json=body | {"layer": layer}).json()
+        points[layer] = np.array([(point["x"], point["y"]) for point in reply["points"]])
+    assert not np.allclose(points[1], points[3])
+    default = {"sentence": 2, "word": 3}[unit]
+    np.testing.assert_array_equal(points[None], points.get(default, points[None]))
+    if unit == "sentence":
+        vectors = served_data.default_model.model.embed(words, layer=1)
+        np.testing.assert_allclose(points[1], project(vectors, "pca"), atol=1e-3)
+    assert call("POST", "/projection", json=body | {"layer": 5}).status_code == 422
+
+
+def test_a_projection_that_takes_too_long_is_answered(
+    call: CallServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+
+    def compile_first(vectors: np.ndarray) -> np.ndarray:
+        may_end.wait(20)
+        return vectors[:, :2]
+
+    monkeypatch.setattr("calque.server.model_routes.PROJECTION_SECONDS", 0.2)
+    monkeypatch.setattr("calque.server.projection._project_by_umap", compile_first)
+    texts = [{"text": f"Wort {k}", "language": "de"} for k in range(6)]
+    body = {"texts": texts, "method": "umap"}
+    for _ in range(2):
+        reply = call("POST", "/projection", json=body)
+        assert reply.status_code == 503 and reply.headers["retry-after"]
+        assert "compiles its code" in reply.json()["error"]
+    assert call("POST", "/projection", json=body | {"method": "pca"}).status_code == 200
+    may_end.set()
+    monkeypatch.setattr("calque.server.model_routes.PROJECTION_SECONDS", 20)
+    assert call("POST", "/projection", json=body).status_code == 200
+
+
+def test_requests_are_answered_before_they_are_cut_off() -> None:
+    body_seconds = RequestLimits().body_seconds
+    assert body_seconds + COMPUTE_SECONDS + PROJECTION_SECONDS < CONNECTION_SECONDS
+
+
 def test_a_projection_without_its_library_names_the_extra(
     call: CallServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,13 +226,17 @@ def test_attention_equals_the_public_function(call: CallServer, tiny_folder: Pat
     body = {"src": "Take a seat", "tgt": "Setz dich"}
     (reading,) = call("POST", "/attention", json=body).json()["readings"]
     assert (reading["kind"], reading["layers"]) == ("self-attention", [1, 2, 3, 4])
-    np.testing.assert_allclose(
-        np.array(reading["src_to_tgt"])[:, 0], expected.src_to_tgt, atol=1e-4
-    )
+    np.testing.assert_allclose(reading["src_to_tgt"], expected.src_to_tgt, atol=1e-4)
     np.testing.assert_allclose(reading["shares"], expected.shares, atol=1e-4)
     (one,) = call("POST", "/attention", json=body | {"layer": 2}).json()["readings"]
     assert one["src_to_tgt"] == reading["src_to_tgt"][1:2]
     assert call("POST", "/attention", json=body | {"layer": 5}).status_code == 422
+    (expected,) = calque.pair_attention("Take a seat", "Setz dich", model=tiny_folder, head=2)
+    (head,) = call("POST", "/attention", json=body | {"head": 2}).json()["readings"]
+    np.testing.assert_allclose(head["tgt_to_src"], expected.tgt_to_src, atol=1e-4)
+    assert not np.allclose(head["tgt_to_src"], reading["tgt_to_src"], atol=1e-4)
+    reply = call("POST", "/attention", json=body | {"head": 5})
+    assert reply.status_code == 422 and "choose 1 to 4" in reply.json()["error"]
     # Attention is read with other code than hidden states; the model is restored afterwards.
     pairs = as_json(PAIRS)
     assert call("POST", "/align", json={"pairs": pairs}).status_code == 200
@@ -200,7 +305,8 @@ def test_plots(call: CallServer) -> None:
     assert call("GET", "/results/plots/nothing.svg").status_code == 404
 
 
-def test_runs(call: CallServer) -> None:
+def test_runs(call: CallServer, folders: Path) -> None:
+    (folders / "runs" / "first" / "metrics.jsonl").touch()  # a run is running if it was written now
     (run,) = call("GET", "/runs").json()
     assert (run["name"], run["state"], run["step"], run["steps"]) == ("first", "running", 200, 1000)
     assert run["eta_seconds"] == pytest.approx(400)
@@ -217,19 +323,15 @@ def test_translate_needs_a_translator(call: CallServer) -> None:
 def test_translate(
     translator_folder: Path, tiny_folder: Path, taught_pairs: list[tuple[str, str]]
 ) -> None:
-    from tests.server.conftest import make_call
-
-    from calque.server.routes import build_server
-    from calque.server.serve import load_data
-
     data = load_data(tiny_folder, translator=translator_folder, device="cpu")
     call = make_call(build_server(data))
-    assert "translate" in call("GET", "/health").json()["views"]
+    health = call("GET", "/health").json()
+    assert "translate" in health["views"] and health["target_languages"] == ["de", "en"]
     english, german = zip(*taught_pairs, strict=True)
     found = call("POST", "/translate", json={"texts": english, "tgt_lang": "de"})
     assert found.json()["translations"] == list(german)
     assert call("POST", "/translate", json={"texts": ["a"], "tgt_lang": "xx"}).status_code == 422
-    data.queue.close()
+    data.close()
 
 
 def test_page(call: CallServer) -> None:

@@ -73,17 +73,18 @@ class BatchQueue:
         size: int = 1,
         *,
         seconds: float | None = None,
+        late: str = "the model is busy with other requests",
     ) -> ResultT:
         """Return the function's result for one payload, computed together with others.
 
         A canceled call costs nothing if its job has not begun. QueueFull is raised if too many jobs
-        are waiting, or if the result is not there after some seconds.
+        are waiting or, with the text `late`, if the result is not there after some seconds.
         """
         job = asyncio.wrap_future(self.submit(function, payload, size))
         try:
             return await asyncio.wait_for(job, seconds)
         except TimeoutError:
-            raise QueueFull("the model is busy with other requests") from None
+            raise QueueFull(late) from None
 
     def submit(
         self,
@@ -97,7 +98,7 @@ class BatchQueue:
             if not self._is_open:
                 raise QueueFull("the server is stopping")
             if len(self._jobs) >= self._max_jobs:
-                raise QueueFull("too many requests are waiting for the model")
+                raise QueueFull("too many requests are waiting")
             self._jobs.append(job)
             self._changed.notify()
         return job.result

@@ -15,7 +15,7 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from calque.io.processes import STOP_SIGNALS
-from calque.server.limits import AsgiApp
+from calque.server.limits import ENCODED_HEADERS, AsgiApp, encode_error
 
 # Time to send the headers of a request, counted from the connection or the previous answer.
 HEADER_SECONDS = 10.0
@@ -124,6 +124,16 @@ class TimedProtocol(H11Protocol):
         super().on_response_complete()
         is_idle = self.cycle is finished
         self._restart(HEADER_SECONDS if is_idle else CONNECTION_SECONDS)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP like other errors, unless an answer has begun, and disconnect."""
+        cycle = getattr(self, "cycle", None)  # None before the first request
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            headers, body = encode_error(400, msg)
+            headers += [(b"connection", b"close"), *ENCODED_HEADERS]
+            lines = [b"HTTP/1.1 400 Bad Request", *(b"%s: %s" % header for header in headers)]
+            self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        self.transport.close()
 
     def _restart(self, seconds: float) -> None:
         self._limit.cancel()

@@ -194,11 +194,17 @@ class GuardedResponse:
 
 async def send_error(send: Send, status: int, problem: str) -> None:
     """Send an error as JSON; the client may try again later after 429 and 503."""
+    headers, body = encode_error(status, problem)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def encode_error(status: int, problem: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Return the headers and the body of an error as JSON."""
     body = json.dumps({"error": printable(problem)}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(name.encode(), value.encode()) for name, value in error_headers(status).items()]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return headers, body
 
 
 def error_headers(status: int) -> dict[str, str]:

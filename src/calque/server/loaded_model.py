@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
+from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.models.inference import BATCH_TOKENS, device_of
+from calque.models.language_maps import ABOUT_FILE, load_maps
 from calque.models.pooling import batch_words, encode_first_subwords
 from calque.tokens.ragged import batch_by_length
 from calque.tokens.words import WordEncoder
@@ -48,6 +51,32 @@ MIN_BATCH_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
+class EmbedJob:
+    """Sentences to embed at a layer, by default the best; `language` chooses a linear map."""
+
+    texts: Sequence[str]
+    layer: int | None = None
+    language: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WordsJob:
+    """Sentences, as lists of words, whose words are to be embedded with the layer of settings."""
+
+    sentences: Sequence[Sequence[str]]
+    settings: AlignSettings
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionJob:
+    """A pair of sentences, and one attention head or None for the mean of all."""
+
+    src: str
+    tgt: str
+    head: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AlignJob:
     """Pairs of word lists to align with some settings."""
 
@@ -76,6 +105,7 @@ class LoadedModel:
         self._layout = PairLayout.of(model, self.settings.encode, self.settings.positions)
         self._words = WordEncoder(model.tokenizer)
         self._cores = cores
+        self._mapped = _add_maps(model)
         self._attention: tuple[Encoder, Veco | None] | None = None
 
     @property
@@ -83,28 +113,58 @@ class LoadedModel:
         """Layer whose words are compared by default."""
         return _layer(self.settings)
 
+    @property
+    def n_heads(self) -> int:
+        """Number of attention heads of a layer."""
+        return int(self.model.config.num_attention_heads)
+
+    @property
+    def map_languages(self) -> list[str]:
+        """Languages whose sentence vectors can be mapped; the first one needs no map."""
+        maps = None if self._mapped is None else self._mapped.maps
+        return [] if maps is None else [maps.pivot, *maps.languages]
+
     def choose_settings(
         self, layer: int | None, method: str | None, threshold: float | None
     ) -> AlignSettings:
         """Return the alignment settings of a request; raise InputError if they do not exist."""
         return AlignSettings.of(self.model, layer=layer, method=method, threshold=threshold)
 
-    def embed(self, requests: Sequence[Sequence[str]]) -> list[Matrix]:
-        """Return the sentence vectors of every request."""
-        texts = [text for request in requests for text in request]
-        vectors = np.concatenate(self._cores.map(self.model.embed, self._cores.divide(texts)))
-        return np.split(vectors, np.cumsum([len(request) for request in requests])[:-1])
+    def check_embed(self, job: EmbedJob) -> None:
+        """Raise InputError if the model does not have the layer, or no map of the language."""
+        layer = self.model.choose_layer("sentences", job.layer)
+        if job.language is None:
+            return
+        if self._mapped is None or self._mapped.maps is None:
+            fix = "leave out the language, or fit maps with `calque train linear-map`"
+            raise InputError(f"the model {self.name!r} has no linear maps of languages", fix=fix)
+        self._mapped.maps.check(job.language, layer)
 
-    def embed_words(self, requests: Sequence[Sequence[Sequence[str]]]) -> list[Matrix]:
-        """Return the vectors of all words of every request's sentences, in their context."""
-        sentences = [sentence for request in requests for sentence in request]
+    def embed(self, jobs: Sequence[EmbedJob]) -> list[Matrix]:
+        """Return the sentence vectors of every job; jobs with the same settings share batches."""
+        results: list[Matrix] = [np.zeros((0, self.model.hidden_size), np.float32)] * len(jobs)
+        for numbers in _group((job.layer, job.language) for job in jobs):
+            first, texts = jobs[numbers[0]], [text for n in numbers for text in jobs[n].texts]
+            model = self.model if first.language is None or not self._mapped else self._mapped
+            embed = partial(model.embed, layer=first.layer, map_from=first.language)
+            vectors = np.concatenate(self._cores.map(embed, self._cores.divide(texts)))
+            ends = np.cumsum([len(jobs[n].texts) for n in numbers])
+            for number, part in zip(numbers, np.split(vectors, ends[:-1]), strict=True):
+                results[number] = part
+        return results
+
+    def embed_words(self, jobs: Sequence[WordsJob]) -> list[Matrix]:
+        """Return the vectors of all words of every job in their context, in one pass."""
+        sentences = [sentence for job in jobs for sentence in job.sentences]
+        layers = sorted({_layer(job.settings) for job in jobs})
         batches = batch_words(self.model, sentences)
-        (vectors,) = encode_first_subwords(self.model, batches, [self.layer])
-        n_words = [sum(map(len, request)) for request in requests]
-        return np.split(vectors.cpu().numpy(), np.cumsum(n_words)[:-1])
+        states = encode_first_subwords(self.model, batches, layers)
+        ends = np.cumsum([sum(map(len, job.sentences)) for job in jobs])
+        parts = [np.split(state.cpu().numpy(), ends[:-1]) for state in states]
+        return [parts[layers.index(_layer(job.settings))][k] for k, job in enumerate(jobs)]
 
-    def read_attention(self, requests: Sequence[tuple[str, str]]) -> list[list[PairAttention]]:
-        """Return the attention between the two sentences of every request.
+    def read_attention(self, jobs: Sequence[AttentionJob]) -> list[list[PairAttention]]:
+        """Return the attention between the two sentences of every job.
 
         It is read on the CPU, in single precision.
         """
@@ -113,7 +173,8 @@ class LoadedModel:
             encoder = self.model if on_cpu else Encoder.load(self.model.folder)
             self._attention = encoder, load_cross_attention(encoder)
         return [
-            measure_attention(*self._attention, src, tgt, label=self.name) for src, tgt in requests
+            measure_attention(*self._attention, job.src, job.tgt, label=self.name, head=job.head)
+            for job in jobs
         ]
 
     def align(self, jobs: Sequence[AlignJob]) -> list[list[AlignedPair]]:
@@ -168,11 +229,9 @@ class LoadedModel:
         compared = {
             layer: compare_words(state, batch) for layer, state in zip(layers, states, strict=True)
         }
-        groups: dict[AlignSettings, list[int]] = {}
-        for number, each in enumerate(settings):
-            groups.setdefault(each, []).append(number)
         found = []
-        for each, numbers in groups.items():
+        for numbers in _group(settings):
+            each = settings[numbers[0]]
             similarity, valid = compared[_layer(each)]
             found.append((rows[numbers], each, similarity[numbers], valid[numbers]))
         return found
@@ -194,17 +253,19 @@ class LoadedTranslator:
     def __init__(self, model: Seq2Seq) -> None:
         self.model = model
 
+    @property
+    def languages(self) -> list[str]:
+        """The languages that the model translates into, as far as it says."""
+        return list(self.model.start_tokens) or self.model.target_languages
+
     def check(self, job: TranslationJob) -> None:
         """Raise InputError if the model cannot translate with these settings."""
         self._build(job)
 
     def translate(self, jobs: Sequence[TranslationJob]) -> list[list[str]]:
         """Return the translations of every job; jobs with the same settings share batches."""
-        groups: dict[tuple[str | None, str | None, int], list[int]] = {}
-        for number, job in enumerate(jobs):
-            groups.setdefault((job.src_lang, job.tgt_lang, job.beams), []).append(number)
         results: list[list[str]] = [[] for _ in jobs]
-        for numbers in groups.values():
+        for numbers in _group((job.src_lang, job.tgt_lang, job.beams) for job in jobs):
             texts = [text for number in numbers for text in jobs[number].texts]
             translated = self._build(jobs[numbers[0]]).translate(texts)
             for number in numbers:
@@ -241,6 +302,23 @@ class ModelCores:
         """Divide texts into one part per core."""
         size = max(1, -(-len(texts) // self._n_cores))
         return [texts[start : start + size] for start in range(0, len(texts), size)]
+
+
+def _add_maps(model: Model) -> Model | None:
+    """Return a model with the same weights and the linear maps of its folder, if there are some."""
+    if not (model.folder / ABOUT_FILE).exists():
+        return None
+    mapped = copy(model)
+    mapped.maps = load_maps(model.folder, model.hidden_size, model.n_layers)
+    return mapped
+
+
+def _group(keys: Iterable[Hashable]) -> list[list[int]]:
+    """Return the positions of equal keys together."""
+    groups: dict[Hashable, list[int]] = {}
+    for number, key in enumerate(keys):
+        groups.setdefault(key, []).append(number)
+    return list(groups.values())
 
 
 def _layer(settings: AlignSettings) -> int:

@@ -11,8 +11,15 @@ from fastapi import FastAPI, HTTPException
 from fastapi.concurrency import run_in_threadpool
 
 from calque.io.segmentation import split_on_spaces
-from calque.server.loaded_model import AlignedPair, AlignJob, TranslationJob
-from calque.server.projection import project
+from calque.server.loaded_model import (
+    AlignedPair,
+    AlignJob,
+    AttentionJob,
+    EmbedJob,
+    TranslationJob,
+    WordsJob,
+)
+from calque.server.projection import project, project_jobs
 from calque.server.schemas import (
     MAX_CELLS,
     MAX_POINTS,
@@ -35,7 +42,7 @@ from calque.server.schemas import (
     TranslateRequest,
     WordLink,
 )
-from calque.server.served_data import COMPUTE_SECONDS, ServedData
+from calque.server.served_data import COMPUTE_SECONDS, PROJECTION_SECONDS, ServedData
 from calque.server.text_words import find_words
 from calque.types import PairAttention
 
@@ -46,6 +53,12 @@ ResultT = TypeVar("ResultT")
 DIGITS = 4
 VECTOR_DIGITS = 6
 MAX_INLINE_CHARACTERS = 2_000
+# Why a projection is not there in time, and what to do.
+LATE_PROJECTION = {
+    "tsne": "t-SNE takes too long: try again with fewer points, or choose PCA.",
+    "umap": "UMAP compiles its code when it is first used, which can take minutes and goes on "
+    "now: try again later, or choose PCA.",
+}
 
 
 def add_model_routes(app: FastAPI, data: ServedData) -> None:
@@ -78,7 +91,9 @@ def add_model_routes(app: FastAPI, data: ServedData) -> None:
     async def embed(request: EmbedRequest) -> EmbedReply:
         """Return one vector per sentence."""
         loaded = data.find_model(request.model)
-        vectors = await compute(loaded.embed, request.texts, check_size(request.texts))
+        job = EmbedJob(request.texts, language=request.language)
+        loaded.check_embed(job)
+        vectors = await compute(loaded.embed, job, check_size(request.texts))
         rounded = _round(vectors, VECTOR_DIGITS)
         return EmbedReply(model=loaded.name, dimension=vectors.shape[1], vectors=rounded)
 
@@ -87,7 +102,7 @@ def add_model_routes(app: FastAPI, data: ServedData) -> None:
         """Find the sentences nearest to a sentence, in every language."""
         data.sentences.check(request.languages)
         embed = data.default_model.embed
-        (vector,) = await compute(embed, [request.text], check_size([request.text]))
+        (vector,) = await compute(embed, EmbedJob([request.text]), check_size([request.text]))
         matches = await run_in_threadpool(data.sentences.find, vector, request.n, request.languages)
         return SearchReply(
             matches=[
@@ -109,8 +124,11 @@ def add_model_routes(app: FastAPI, data: ServedData) -> None:
         labels = [(each.text, each.language) for each in request.texts]
         size = check_size(texts)
         if request.unit == "sentence":
-            vectors = await compute(loaded.embed, texts, size)
+            job = EmbedJob(texts, request.layer)
+            loaded.check_embed(job)
+            vectors = await compute(loaded.embed, job, size)
         else:
+            settings = loaded.choose_settings(request.layer, None, None)
             words = await split_texts(texts, find_words)
             labels = [
                 (word, each.language)
@@ -120,11 +138,16 @@ def add_model_routes(app: FastAPI, data: ServedData) -> None:
             if not 1 <= len(labels) <= MAX_POINTS:
                 problem = f"there are {len(labels)} words; pass 1 to {MAX_POINTS}"
                 raise HTTPException(422, problem)
-            vectors = await compute(loaded.embed_words, words, size)
-        if request.method != "pca" and data.projecting.locked():
-            raise HTTPException(503, "another projection is being computed")
-        async with data.projecting:
+            vectors = await compute(loaded.embed_words, WordsJob(words, settings), size)
+        if request.method == "pca":
             points = await run_in_threadpool(project, vectors, request.method)
+        else:
+            points = await data.projections.compute(
+                project_jobs,
+                (vectors, request.method),
+                seconds=PROJECTION_SECONDS,
+                late=LATE_PROJECTION[request.method],
+            )
         return ProjectionReply(
             model=loaded.name,
             method=request.method,
@@ -139,7 +162,8 @@ def add_model_routes(app: FastAPI, data: ServedData) -> None:
         """Return the attention of two sentences to each other, by layer."""
         loaded = data.find_model(request.model)
         size = check_size([request.src, request.tgt])
-        found = await compute(loaded.read_attention, (request.src, request.tgt), size)
+        job = AttentionJob(request.src, request.tgt, request.head)
+        found = await compute(loaded.read_attention, job, size)
         n_layers = min(len(each.shares) for each in found)
         if request.layer is not None and not 1 <= request.layer <= n_layers:
             raise HTTPException(422, f"there is no layer {request.layer}; pass 1 to {n_layers}")
@@ -202,8 +226,8 @@ def _format_attention(found: PairAttention, layer: int | None) -> AttentionReadi
         src=list(found.src),
         tgt=list(found.tgt),
         layers=layers,
-        src_to_tgt=_round(found.src_to_tgt[rows][:, None]),
-        tgt_to_src=_round(found.tgt_to_src[rows][:, None]),
+        src_to_tgt=_round(found.src_to_tgt[rows]),
+        tgt_to_src=_round(found.tgt_to_src[rows]),
         shares=[round(found.shares[row], DIGITS) for row in rows],
         uniform=round(found.uniform, DIGITS),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -22,7 +23,8 @@ SEED = 0
 def project(vectors: Matrix, method: ProjectionMethod) -> Matrix:
     """Return two coordinates of every vector.
 
-    t-SNE needs scikit-learn, and UMAP needs umap-learn; both take seconds.
+    t-SNE needs scikit-learn, and UMAP needs umap-learn; both take seconds. The first UMAP of a
+    process takes longer, up to minutes, because its code is compiled.
 
     >>> project(np.float32([[0, 0, 1], [0, 0, 3], [0, 0, 2]]), "pca").round(2).tolist()
     [[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
@@ -34,6 +36,11 @@ def project(vectors: Matrix, method: ProjectionMethod) -> Matrix:
             f"{method} needs at least {MIN_POINTS} points", fix="add texts, or choose pca"
         )
     return _project_by_tsne(vectors) if method == "tsne" else _project_by_umap(vectors)
+
+
+def project_jobs(jobs: Sequence[tuple[Matrix, ProjectionMethod]]) -> list[Matrix]:
+    """Return the coordinates of several projections."""
+    return [project(vectors, method) for vectors, method in jobs]
 
 
 def project_by_pca(vectors: Matrix) -> Matrix:

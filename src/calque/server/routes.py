@@ -16,7 +16,7 @@ from calque.server.folder_routes import add_folder_routes
 from calque.server.limits import RequestGuard, RequestLimits, error_headers
 from calque.server.model_routes import add_model_routes
 from calque.server.page_files import INDEX, find_page_file
-from calque.server.schemas import ErrorReply, HealthReply
+from calque.server.schemas import ErrorReply, HealthReply, ServedModel
 from calque.server.served_data import ServedData
 
 METHODS = ("ot", "itermax", "argmax", "match")
@@ -100,18 +100,24 @@ def _add_health(app: FastAPI, data: ServedData) -> None:
     @app.get("/health")
     async def health() -> HealthReply:
         """Return what this server has."""
-        loaded = data.default_model
         return HealthReply(
             status="ok",
             version=version("calque"),
-            model=loaded.name,
-            models=list(data.models),
-            n_layers=loaded.model.n_layers,
-            default_layer=loaded.layer,
+            models=[
+                ServedModel(
+                    name=loaded.name,
+                    n_layers=loaded.model.n_layers,
+                    n_heads=loaded.n_heads,
+                    default_layer=loaded.layer,
+                    default_method=loaded.settings.method,
+                    default_threshold=loaded.settings.threshold,
+                    map_languages=loaded.map_languages,
+                )
+                for loaded in data.models.values()
+            ],
             methods=list(METHODS),
-            default_method=loaded.settings.method,
-            default_threshold=loaded.settings.threshold,
             languages=data.sentences.languages,
             vector_languages=[] if data.words is None else data.words.languages,
+            target_languages=[] if data.translator is None else data.translator.languages,
             views=data.views,
         )

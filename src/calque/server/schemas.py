@@ -34,20 +34,28 @@ class ErrorReply(BaseModel):
     error: str
 
 
+class ServedModel(BaseModel):
+    """A model of this server: its layers and heads, and what is used by default."""
+
+    name: str
+    n_layers: int
+    n_heads: int
+    default_layer: int = Field(description="Layer of /align.")
+    default_method: str
+    default_threshold: float
+    map_languages: list[str] = Field(description="Languages that /embed can map.")
+
+
 class HealthReply(BaseModel):
     """What this server has."""
 
     status: Literal["ok"]
     version: str
-    model: str
-    models: list[str]
-    n_layers: int
-    default_layer: int
+    models: list[ServedModel] = Field(description="The first one is the default.")
     methods: list[str]
-    default_method: str
-    default_threshold: float
     languages: list[str] = Field(description="Languages of the sentences that can be found.")
     vector_languages: list[str] = Field(description="Languages of the dictionary.")
+    target_languages: list[str] = Field(description="Languages of the translator, if it has some.")
     views: list[str] = Field(description="What can be shown with the data of this server.")
 
 
@@ -124,6 +132,9 @@ class EmbedRequest(_Request):
     """Sentences to embed."""
 
     texts: Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)]
+    language: Name | None = Field(
+        None, description="Language of the texts: apply the model's linear map of it."
+    )
     model: Name | None = None
 
 
@@ -150,6 +161,7 @@ class ProjectionRequest(_Request):
         "sentence", description="One point for every sentence, or for every word in its context."
     )
     method: Literal["pca", "tsne", "umap"] = "pca"
+    layer: int | None = Field(None, description="Layer; default: the model's best for the unit.")
     model: Name | None = None
 
 
@@ -176,15 +188,16 @@ class AttentionRequest(_Request):
     src: ShortText
     tgt: ShortText
     layer: int | None = Field(None, description="One layer, counted from 1. Default: all.")
+    head: int | None = Field(None, description="One head, counted from 1. Default: their mean.")
     model: Name | None = None
 
 
 class AttentionReading(BaseModel):
     """Attention of two sentences to each other.
 
-    `src_to_tgt` has, for every layer, one matrix (the mean of all heads) with a row for each source
-    token. `shares` is the attention to the other sentence at each layer, `uniform` what it would be
-    if attention were uniform.
+    `src_to_tgt` has, for every layer, one matrix with a row for each source token. `shares` is the
+    attention to the other sentence at each layer, `uniform` what it would be if attention were
+    uniform.
     """
 
     model: str
@@ -192,8 +205,8 @@ class AttentionReading(BaseModel):
     src: list[str]
     tgt: list[str]
     layers: list[int]
-    src_to_tgt: list[list[list[list[float]]]]
-    tgt_to_src: list[list[list[list[float]]]]
+    src_to_tgt: list[list[list[float]]]
+    tgt_to_src: list[list[list[float]]]
     shares: list[float]
     uniform: float
 

@@ -82,7 +82,7 @@ def serve(
         address = f"http://{_host_name(host)}:{listener.getsockname()[1]}"
         logger.info("%s shows: %s (stop with Ctrl-C)", address, ", ".join(data.views))
         try:
-            run_server(app, listener, stop=data.queue.close)
+            run_server(app, listener, stop=data.close)
         except KeyboardInterrupt as interruption:
             interruption.add_note("the server was stopped")
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 
 from calque.errors import InputError
@@ -13,15 +12,18 @@ from calque.server.study import StudyFolder
 from calque.server.training_runs import TrainingRuns
 from calque.server.word_lookup import WordLookup
 
-# Time that a request may wait for the model.
+# Time that a request may wait for the model, and for t-SNE or UMAP after that. Both together are
+# shorter than the time for an answer, so that a request is answered before it is cut off.
 COMPUTE_SECONDS = 60.0
+PROJECTION_SECONDS = 45.0
+MAX_PROJECTIONS = 8  # that wait
 
 
 @dataclass(frozen=True, slots=True)
 class ServedData:
     """Models and folders of a server; what is None is not offered.
 
-    `projecting` is held by the one request that may compute a slow projection.
+    `queue` computes with the models, `projections` computes t-SNE and UMAP, one at a time.
     """
 
     models: dict[str, LoadedModel]
@@ -31,7 +33,11 @@ class ServedData:
     runs: TrainingRuns | None = None
     translator: LoadedTranslator | None = None
     queue: BatchQueue = field(default_factory=BatchQueue)
-    projecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    projections: BatchQueue = field(
+        default_factory=lambda: BatchQueue(
+            wait_seconds=0, max_jobs=MAX_PROJECTIONS, max_batch_size=1
+        )
+    )
 
     @property
     def default_model(self) -> LoadedModel:
@@ -49,6 +55,11 @@ class ServedData:
         }
         there = [name for name, data in optional.items() if data is not None]
         return ["align", "search", "space", "attention", *there]
+
+    def close(self) -> None:
+        """Reject the requests that wait for a model or a projection."""
+        self.queue.close()
+        self.projections.close()
 
     def find_model(self, name: str | None) -> LoadedModel:
         """Return the model with a name, by default the first."""

@@ -80,7 +80,8 @@ export function slider(label, { min, max, step, value, format = String, oninput 
   });
   const node = field(label, input, { className: "field slider", after: shown });
   node.input = input;
-  node.set = (number) => {
+  node.set = (number, last = max) => {
+    input.max = last;
     input.value = number;
     shown.textContent = format(number);
   };

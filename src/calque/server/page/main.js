@@ -78,7 +78,7 @@ async function start() {
     return;
   }
   document.getElementById("version").textContent = health.version;
-  document.getElementById("model").textContent = health.models?.join(", ") || health.model || "";
+  document.getElementById("model").textContent = health.models.map(({ name }) => name).join(", ");
   const shown = Object.keys(VIEWS).filter((name) => health.views.includes(name));
   if (!shown.length) {
     panels.append(h("p", { class: "empty" }, "This server has no views: start it with a model or a folder."));

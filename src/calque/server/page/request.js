@@ -18,12 +18,12 @@ export function createRequests(output) {
   }
 
   /** Send a request and show its answer, unless a newer request was sent meanwhile. */
-  async function run(request, show) {
+  async function run(request, show, waiting = "Computing…") {
     current?.abort();
     const own = new AbortController();
     current = own;
     const timer = setTimeout(() => {
-      busy.textContent = "Computing…";
+      busy.textContent = waiting;
       output.setAttribute("aria-busy", "true");
     }, BUSY_AFTER);
     try {

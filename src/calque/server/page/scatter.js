@@ -1,12 +1,13 @@
-/** Points in two dimensions, grouped in series. */
+/** Points in two dimensions, grouped in series; the plot can be zoomed and moved. */
 
-import { s } from "./dom.js";
+import { h, s } from "./dom.js";
 import { rove } from "./keyboard.js";
 import { markPath, seriesClass } from "./marks.js";
 import { languageName } from "./text.js";
 
 const [MARGIN, LABEL_GAP, MARK_SIZE, LINE_HEIGHT] = [20, 8, 5, 13]; // pixels
 const NARROW = 420; // pixels; plots below this width have no labels
+const [STEP, MAX_SCALE] = [1.5, 40]; // of zooming
 
 /**
  * Return the plot.
@@ -23,25 +24,80 @@ export function scatterPlot(points, languages, { label, withLabels }) {
     mark.language = point.language;
     return mark;
   });
-  const node = s("svg", { class: "scatter", role: "group", "aria-label": label });
-  node.append(...marks);
-  rove(node, marks);
+  const drawing = s("svg", { class: "scatter", role: "group", "aria-label": label });
+  drawing.append(...marks);
+  rove(drawing, marks);
+  // What is shown of the whole plot: its left and top edge, from 0 to 1, and how much it is enlarged.
+  const view = { left: 0, top: 0, scale: 1 };
 
   function draw() {
-    const width = node.clientWidth;
+    const width = drawing.clientWidth;
     if (!width) return;
     const height = Math.round(width * 0.75);
-    node.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const toX = axis(points.map((point) => point.x), MARGIN, width - MARGIN);
     const toY = axis(points.map((point) => point.y), height - MARGIN, MARGIN);
-    const places = points.map((point) => [toX(point.x), toY(point.y)]);
     marks.forEach((mark, k) => {
-      mark.setAttribute("transform", `translate(${places[k][0].toFixed(1)} ${places[k][1].toFixed(1)})`);
+      const x = (toX(points[k].x) - view.left * width) * view.scale;
+      const y = (toY(points[k].y) - view.top * height) * view.scale;
+      mark.setAttribute("transform", `translate(${x.toFixed(1)} ${y.toFixed(1)})`);
     });
+    drawing.classList.toggle("zoomed", view.scale > 1);
     if (withLabels) placeLabels(marks.filter((mark) => !mark.classList.contains("off")), width);
   }
-  new ResizeObserver(draw).observe(node);
+  new ResizeObserver(draw).observe(drawing);
 
+  /** Move the left and top edge; the plot always fills its frame. */
+  function moveTo(left, top) {
+    const last = 1 - 1 / view.scale;
+    view.left = Math.max(0, Math.min(last, left));
+    view.top = Math.max(0, Math.min(last, top));
+    draw();
+  }
+
+  /** Zoom; the point at (x, y), from 0 to 1 of the frame, stays where it is. */
+  function zoom(factor, x = 0.5, y = 0.5) {
+    const before = view.scale;
+    view.scale = Math.max(1, Math.min(MAX_SCALE, before * factor));
+    const moved = 1 / before - 1 / view.scale;
+    moveTo(view.left + x * moved, view.top + y * moved);
+    return view.scale !== before;
+  }
+
+  drawing.addEventListener("wheel", (event) => {
+    const box = drawing.getBoundingClientRect();
+    const place = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
+    // At either end of the range, the wheel scrolls the page.
+    if (zoom(event.deltaY < 0 ? STEP : 1 / STEP, ...place)) event.preventDefault();
+  }, { passive: false });
+  drawing.addEventListener("pointerdown", (event) => {
+    if (view.scale > 1 && event.button === 0) drawing.setPointerCapture(event.pointerId);
+  });
+  drawing.addEventListener("pointermove", (event) => {
+    if (!drawing.hasPointerCapture(event.pointerId)) return;
+    const { width, height } = drawing.getBoundingClientRect();
+    moveTo(view.left - event.movementX / width / view.scale, view.top - event.movementY / height / view.scale);
+  });
+  // A point that the keyboard has reached comes into view.
+  drawing.addEventListener("focusin", (event) => {
+    if (!event.target.matches(":focus-visible")) return;
+    const { width, height } = drawing.getBoundingClientRect();
+    const { e: x, f: y } = event.target.transform.baseVal.getItem(0).matrix;
+    if (x >= 0 && x <= width && y >= 0 && y <= height) return;
+    moveTo(view.left + (x / width - 0.5) / view.scale, view.top + (y / height - 0.5) / view.scale);
+    // The browser has scrolled to where the point was.
+    event.target.scrollIntoView({ block: "nearest", inline: "nearest" });
+  });
+
+  const button = (text, name, onclick) => h("button", { type: "button", "aria-label": name, "data-tip": name, onclick }, text);
+  const buttons = h(
+    "div",
+    { class: "zoom" },
+    button("+", "Zoom in", () => zoom(STEP)),
+    button("−", "Zoom out", () => zoom(1 / STEP)),
+    button("All", "Show all points", () => zoom(0)),
+  );
+  const node = h("div", { class: "scatter-frame" }, drawing, buttons);
   node.show = (language, shown) => {
     for (const mark of marks) if (mark.language === language) mark.classList.toggle("off", !shown);
     draw();

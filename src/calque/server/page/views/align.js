@@ -18,7 +18,6 @@ export function create(health) {
   const later = debounce(align, WAIT);
   let answer = null;
   let entered = false;
-  let ownLayer = true; // whether the slider decides, or the model's best layer
 
   const area = (rows, value) => h("textarea", { rows, dir: "auto", spellcheck: "false", oninput: later }, value);
   const src = area(2, PAIRS[0].src);
@@ -39,20 +38,15 @@ export function create(health) {
     align();
   }, { hideLabel: true });
 
-  const models = health.models ?? [health.model];
-  const model = select(models, health.model, {
-    onchange: () => {
-      ownLayer = false;
-      align();
-    },
-  });
+  const { models } = health;
+  const model = select(models.map(({ name }) => name), models[0].name, { onchange: chooseModel });
   const method = select(
     health.methods.map((name) => [name, METHODS[name] ?? name]),
-    health.default_method,
+    models[0].default_method,
     { onchange: align },
   );
-  const layer = slider("Layer", { min: 0, max: health.n_layers, step: 1, value: health.default_layer, oninput: chooseLayer });
-  const start = Math.max(0, health.default_threshold ?? 0);
+  const layer = slider("Layer", { min: 0, max: models[0].n_layers, step: 1, value: models[0].default_layer, oninput: later });
+  const start = Math.max(0, models[0].default_threshold);
   const threshold = slider("Threshold", { min: 0, max: 1, step: 0.01, value: start, format: decimal, oninput: later });
   const show = choice("Show", [["links", "Lines"], ["matrix", "Matrix"], ["both", "Both"]], "both", align);
 
@@ -103,7 +97,7 @@ export function create(health) {
     }
     const body = {
       pairs,
-      layer: ownLayer ? Number(layer.input.value) : null,
+      layer: Number(layer.input.value),
       method: method.value,
       threshold: Number(threshold.input.value),
       matrix: show.value !== "links",
@@ -112,15 +106,15 @@ export function create(health) {
     requests.run((signal) => call("align", { body, signal }), draw);
   }
 
-  function chooseLayer() {
-    ownLayer = true;
-    later();
+  /** Offer the layers of the chosen model, and start at its best. */
+  function chooseModel() {
+    const chosen = models[model.selectedIndex];
+    layer.set(chosen.default_layer, chosen.n_layers);
+    align();
   }
 
   function draw(result) {
     answer = result;
-    if (!ownLayer) layer.set(result.layer);
-    ownLayer = true;
     const figures = result.pairs.map((pair, number) => {
       const parts = [];
       if (result.pairs.length > 1) parts.push(h("h3", {}, `Pair ${number + 1}`));

@@ -19,12 +19,12 @@ export function create(health) {
   const area = (value) => h("textarea", { rows: 2, dir: "auto", spellcheck: "false", oninput: ask }, value);
   const src = area(PAIRS[0].src);
   const tgt = area(PAIRS[0].tgt);
-  const models = health.models ?? [health.model];
-  const model = select(models, health.model, { onchange: read });
-  const kind = select([], null, { onchange: chooseReading });
-  const layer = slider("Layer", { min: 1, max: health.n_layers, step: 1, value: health.default_layer || 1, oninput: draw });
-  const head = select([], null, { onchange: draw });
-  const headField = field("Head", head);
+  const { models } = health;
+  const model = select(models.map(({ name }) => name), models[0].name, { onchange: chooseModel });
+  const kind = select([], null, { onchange: draw });
+  const layer = slider("Layer", { min: 1, max: models[0].n_layers, step: 1, value: models[0].default_layer || 1, oninput: draw });
+  const head = select([], null, { onchange: read });
+  offerHeads();
   const way = choice("Direction", [["src", "Source to target"], ["tgt", "Target to source"]], "src", draw);
   const node = h(
     "div",
@@ -47,7 +47,7 @@ export function create(health) {
       models.length > 1 ? field("Model", model) : null,
       field("Attention", kind),
       layer,
-      headField,
+      field("Head", head),
       way,
     ),
     requests.node,
@@ -56,6 +56,7 @@ export function create(health) {
 
   function read() {
     const body = { src: src.value.trim(), tgt: tgt.value.trim(), model: model.value };
+    if (head.value) body.head = Number(head.value);
     if (!body.src || !body.tgt) {
       requests.cancel();
       requests.fail("");
@@ -67,33 +68,31 @@ export function create(health) {
       const chosen = kind.selectedIndex;
       kind.replaceChildren(...readings.map((each, k) => h("option", { value: k }, each.kind)));
       kind.selectedIndex = Math.max(0, Math.min(chosen, readings.length - 1));
-      chooseReading();
+      draw();
     });
   }
 
-  /** Offer the layers and heads of the chosen reading. */
-  function chooseReading() {
-    const layers = readings[Number(kind.value)].src_to_tgt;
-    layer.input.max = layers.length;
-    layer.set(Math.min(Number(layer.input.value), layers.length));
-    const count = layers[0].length;
-    const chosen = head.value || "mean";
-    const heads = count > 1 ? [...Array(count).keys()] : [];
+  /** Offer the layers and heads of the chosen model. */
+  function chooseModel() {
+    const chosen = models[model.selectedIndex];
+    layer.set(Math.min(Number(layer.input.value), chosen.n_layers), chosen.n_layers);
+    offerHeads();
+    read();
+  }
+
+  function offerHeads() {
+    const numbers = Array.from({ length: models[model.selectedIndex].n_heads }, (_, k) => k + 1);
     head.replaceChildren(
-      h("option", { value: "mean" }, "mean"),
-      ...heads.map((k) => h("option", { value: k }, String(k + 1))),
+      h("option", { value: "" }, "mean of all"),
+      ...numbers.map((number) => h("option", { value: number }, number)),
     );
-    head.value = Number(chosen) < count || chosen === "mean" ? chosen : "mean";
-    headField.hidden = !heads.length;
-    draw();
   }
 
   function draw() {
     const reading = readings[Number(kind.value)];
     if (!reading) return;
     const fromSrc = way.value === "src";
-    const heads = (fromSrc ? reading.src_to_tgt : reading.tgt_to_src)[Number(layer.input.value) - 1];
-    const scores = head.value === "mean" ? average(heads) : heads[Number(head.value)];
+    const scores = (fromSrc ? reading.src_to_tgt : reading.tgt_to_src)[Number(layer.input.value) - 1];
     const [rows, columns] = fromSrc ? [reading.src, reading.tgt] : [reading.tgt, reading.src];
     const share = reading.shares[Number(layer.input.value) - 1];
     const text = `At layer ${layer.input.value}, ${decimal(100 * share, 0)} % of the attention goes to the other sentence; uniform attention would give ${decimal(100 * reading.uniform, 0)} %.`;
@@ -107,11 +106,4 @@ export function create(health) {
   }
 
   return { node, enter, refresh: read };
-}
-
-/** Return the mean of matrices of equal size. */
-function average(matrices) {
-  return matrices[0].map((row, i) =>
-    row.map((_, j) => matrices.reduce((sum, matrix) => sum + matrix[i][j], 0) / matrices.length),
-  );
 }

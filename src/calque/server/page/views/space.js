@@ -10,13 +10,15 @@ import { languageName } from "../text.js";
 
 const WAIT = 500; // milliseconds after the last change
 const MAX_LABELS = 60;
+// What is shown while a projection is computed that takes long.
+const WAITING = { umap: "Computing… The first UMAP compiles its code, which can take minutes." };
 const METHODS = [["pca", "PCA"], ["umap", "UMAP"], ["tsne", "t-SNE"]];
 
 /** Return the view. */
 export function create(health) {
   const output = h("div", { class: "output" });
   const requests = createRequests(output);
-  const models = (health.models ?? [health.model]).slice(0, 2);
+  const plotted = health.models.slice(0, 2).map((_, number) => createModelChoice(health.models, number, project));
   let entered = false;
   let answers = null;
   const text = h("textarea", { rows: 6, dir: "auto", spellcheck: "false", oninput: debounce(project, WAIT) }, SPACES[0].text);
@@ -39,6 +41,7 @@ export function create(health) {
         project();
       }),
     ),
+    h("div", { class: "two" }, plotted.map(({ node: choices }) => choices)),
     requests.node,
     output,
   );
@@ -62,9 +65,11 @@ export function create(health) {
     const body = { texts, unit: unit.value, method: method.value };
     requests.run(async (signal) => {
       const results = [];
-      for (const model of models) results.push(await call("projection", { body: { ...body, model }, signal }));
+      for (const { read } of plotted) {
+        results.push(await call("projection", { body: { ...body, ...read() }, signal }));
+      }
       return results;
-    }, draw);
+    }, draw, WAITING[method.value]);
   }
 
   function draw(results) {
@@ -88,4 +93,33 @@ export function create(health) {
   }
 
   return { node, enter, refresh: project };
+}
+
+/** Return the choice of a model, if there are several, and of one of its layers. */
+function createModelChoice(models, number, onchange) {
+  const layer = select([], null, { onchange });
+  const model = select(models.map(({ name }) => name), models[number].name, {
+    onchange: () => {
+      offerLayers();
+      onchange();
+    },
+  });
+  offerLayers();
+
+  function offerLayers() {
+    const layers = Array.from({ length: models[model.selectedIndex].n_layers + 1 }, (_, k) => k);
+    layer.replaceChildren(
+      h("option", { value: "" }, "best"),
+      ...layers.map((each) => h("option", { value: each }, each)),
+    );
+  }
+
+  function read() {
+    return { model: model.value, layer: layer.value === "" ? null : Number(layer.value) };
+  }
+
+  const isOne = models.length === 1;
+  const [modelLabel, layerLabel] = isOne ? ["", "Layer"] : [`Model ${number + 1}`, `Layer of model ${number + 1}`];
+  const node = h("div", { class: "card row" }, isOne ? null : field(modelLabel, model), field(layerLabel, layer));
+  return { node, read };
 }

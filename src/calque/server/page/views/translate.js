@@ -4,15 +4,17 @@ import { call } from "../api.js";
 import { examples, field, h, select } from "../dom.js";
 import { TRANSLATIONS } from "../examples.js";
 import { createRequests } from "../request.js";
-import { direction } from "../text.js";
+import { direction, languageName } from "../text.js";
 
 /** Return the view. */
-export function create() {
+export function create(health) {
   const output = h("div", { class: "output" });
   const requests = createRequests(output);
   const text = h("textarea", { rows: 5, dir: "auto" });
   const code = () => h("input", { type: "text", size: 8, autocapitalize: "off", spellcheck: "false", placeholder: "optional" });
-  const [from, to] = [code(), code()];
+  const from = code();
+  const targets = health.target_languages.map((language) => [language, languageName(language)]);
+  const to = targets.length ? select(targets, targets[0][0]) : code();
   const beams = select([1, 2, 4, 8], 4);
   const form = h(
     "form",
