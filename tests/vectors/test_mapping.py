@@ -176,7 +176,7 @@ def test_any_language_may_be_the_pivot() -> None:
 
 
 @pytest.mark.parametrize("space", ["joint", "pivot"])
-def test_a_language_that_no_method_helps_keeps_its_vectors(space: str) -> None:
+def test_a_language_that_no_method_helps_keeps_its_vectors(space: str, tmp_path: Path) -> None:
     spaces = make_spaces()
     # Swahili is aligned already, and its dictionary is wrong.
     spaces["sw"] = WordVectors(spaces["sw"].words, spaces["en"].matrix.copy())
@@ -193,10 +193,33 @@ def test_a_language_that_no_method_helps_keeps_its_vectors(space: str) -> None:
     assert reports["de"].chosen == "supervised"
     assert "unaligned" in reports["de"].reason
     assert {trial.method for trial in reports["de"].trials} == {UNALIGNED, "supervised"}
+    write_mapped(mapped, spaces, tmp_path, settings, binary=True)
+    written = WordVectors.load(tmp_path / "sw.bin", cache=False)
+    np.testing.assert_array_equal(written.matrix, spaces["sw"].matrix, strict=True)
+    assert set(read_maps(tmp_path)) == {"en", "de", "fr"}
+    # The precision of the report is that of the vectors that are written.
     found = apply_all(mapped, spaces)
-    # The map of the pivot is applied to it, so that it equals English.
-    np.testing.assert_allclose(found["sw"].matrix, found["en"].matrix, atol=1e-5)
-    assert precision(found["de"], found["sw"]) > 0.9
+    rows = [normalize_rows(torch.from_numpy(found[name].matrix)) for name in ("sw", "en")]
+    dev = IndexPairs(torch.arange(200, 300), torch.arange(200, 300))
+    ways = compute_precision(*rows, dev), compute_precision(*rows[::-1], dev)
+    assert reports["sw"].precision == pytest.approx(sum(ways) / 2)
+    assert precision(found["de"], found["en"]) > 0.9
+
+
+def test_nothing_changes_if_no_language_is_aligned(tmp_path: Path) -> None:
+    spaces = make_spaces(("en", "de"))
+    spaces["de"] = WordVectors(spaces["de"].words, spaces["en"].matrix.copy())
+    dictionaries = train_and_dev(spaces)
+    settings = MapSettings(methods=("supervised",))
+    mapped = map_spaces(spaces, "en", settings, **dictionaries)
+    write_mapped(mapped, spaces, tmp_path, settings)
+    for language, vectors in spaces.items():
+        vectors.save(tmp_path / "before.vec")
+        written = (tmp_path / f"{language}.vec").read_bytes()
+        assert written == (tmp_path / "before.vec").read_bytes()
+    assert read_maps(tmp_path) == {}
+    report = mapped.reports[1]
+    assert (report.chosen, report.precision) == (UNALIGNED, report.trials[0].precision)
 
 
 def shifted(

@@ -126,8 +126,9 @@ def map_vectors(
 ) -> MapResult:
     """Map word vectors of several languages into one space.
 
-    With development dictionaries, a language for which no method helps keeps its vectors. The
-    output folder has the vectors as `de.vec`, ..., the maps, and a report of all choices.
+    With development dictionaries, a language for which no method helps keeps its vectors exactly
+    as they are. The output folder has the vectors as `de.vec`, ..., the maps, and a report of all
+    choices.
 
     Args:
         files: Vectors in word2vec format, one file per language: paths whose names start with the
@@ -354,15 +355,20 @@ class SpaceMap:
 
 @dataclass(frozen=True, slots=True)
 class MappedSpaces:
-    """The maps of all languages into one space, and a report for each."""
+    """The maps of languages into one space, and a report for each language.
+
+    Languages that keep their vectors have no map.
+    """
 
     pivot: str
     maps: dict[str, SpaceMap]
     reports: list[LanguageReport]
 
     def apply(self, language: str, vectors: WordVectors) -> WordVectors:
-        """Map the vectors of a language."""
-        space_map = self.maps[language]
+        """Map the vectors of a language; without a map, return the same vectors."""
+        space_map = self.maps.get(language)
+        if space_map is None:
+            return vectors
         matrix = torch.from_numpy(np.asarray(vectors.matrix)).to(space_map.mean.device)
         return replace(vectors, matrix=space_map.apply(matrix).cpu().numpy())
 
@@ -389,8 +395,8 @@ def map_spaces(
     """Map all languages into one space, each by its best method.
 
     Two languages at a time are on the device. If no method improves the precision on its
-    development dictionary, a language keeps its vectors, to which the map of the pivot is applied
-    (Hämmerl et al., 2022).
+    development dictionary, a language keeps its vectors exactly as they are (Hämmerl et al., 2022,
+    Section 3.2); if that holds for all languages, so does the pivot.
     """
     _check_spaces(spaces, pivot)
     train_pairs, dev_pairs = (  # of all languages, before the first is mapped
@@ -420,19 +426,17 @@ def map_spaces(
     weights = _solve(choices, center, settings)
     maps = {
         language: SpaceMap(
-            center.mean if language == pivot else choices[language].mean,
-            weights[language],
-            settings.steps,
+            center.mean if language == pivot else choices[language].mean, weight, settings.steps
         )
-        for language in spaces
+        for language, weight in weights.items()
     }
     reports = [_report(center, "pivot", "all others map to it", [])]
     for language, choice in choices.items():
         precision = choice.fitted.trial.precision
-        if settings.space == "joint" and choice.dev is not None:
+        if choice.dev is not None and (settings.space == "joint" or language not in weights):
             other = NormalizedSpace.from_vectors(language, spaces[language], settings)
-            task = MappingTask(center, other, None, choice.dev)
-            precision = measure_precision(task, weights[language], weights[pivot])
+            rows = other.map(weights.get(language)), center.map(weights.get(pivot))
+            precision = measure_precision(choice.dev, *rows)
         reports.append(replace(choice.report, precision=precision))
     return MappedSpaces(pivot, maps, reports)
 
@@ -495,24 +499,22 @@ def _report(
 def _solve(
     choices: Mapping[str, _Choice], center: NormalizedSpace, settings: MapSettings
 ) -> dict[str, Float[Tensor, "hidden hidden"]]:
-    """Return the matrices of all languages; unaligned languages share that of the pivot."""
+    """Return the matrices of the pivot and of the aligned languages; none if none is aligned."""
     aligned = {
         language: choice.fitted
         for language, choice in choices.items()
         if choice.fitted.trial.method != UNALIGNED
     }
-    found: dict[str, Float[Tensor, "hidden hidden"] | None]
-    if settings.space == "pivot" or not aligned:
-        found = {language: fitted.weight for language, fitted in aligned.items()}
-        pivot_weight = torch.eye(center.rows.shape[1], dtype=torch.float64)
-    else:
+    if not aligned:
+        return {}
+    if settings.space == "joint":
         moments = [fitted.moments for fitted in aligned.values() if fitted.moments is not None]
         joint = solve_joint_maps(moments, settings.reweight)
-        found, pivot_weight = dict(zip(aligned, joint.others, strict=True)), joint.pivot
-    weights = {center.language: pivot_weight}
-    for language in choices:
-        weight = found.get(language)
-        weights[language] = pivot_weight if weight is None else weight
+        return {center.language: joint.pivot, **dict(zip(aligned, joint.others, strict=True))}
+    weights = {center.language: torch.eye(center.rows.shape[1], dtype=torch.float64)}
+    for language, fitted in aligned.items():
+        assert fitted.weight is not None
+        weights[language] = fitted.weight
     return weights
 
 

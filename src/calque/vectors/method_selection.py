@@ -101,6 +101,12 @@ class NormalizedSpace:
     rows: Float[Tensor, "words hidden"]
     mean: Float[Tensor, "hidden"]
 
+    def map(self, weight: Float[Tensor, "hidden hidden"] | None) -> Float[Tensor, "words hidden"]:
+        """Return the mapped rows; without a map, the vectors as they were before normalization."""
+        if weight is None:
+            return torch.from_numpy(np.asarray(self.vectors.matrix)).to(self.rows.device)
+        return apply_map(self.rows, weight)
+
     @classmethod
     def from_vectors(
         cls, language: str, vectors: WordVectors, settings: MapSettings
@@ -167,21 +173,22 @@ def try_method(
     n_rounds, objective = len(rounds), rounds[-1].objective if rounds else None
     if settings.space == "joint":
         maps = solve_joint_maps([moments], settings.reweight)
-        weight, pivot_weight = maps.others[0], maps.pivot
+        weight, pivot = maps.others[0], task.pivot.map(maps.pivot)
     else:
-        weight, pivot_weight = solve_procrustes(moments.cross), None
+        weight, pivot = solve_procrustes(moments.cross), tgt
         if method == "rcsls":
             fit = fit_rcsls(src, tgt, pairs, settings.rcsls)
             weight, n_rounds = fit.map.cpu().double(), len(fit.losses) - 1
-    precision = measure_precision(task, weight, pivot_weight)
+    precision = measure_precision(task.dev, task.other.map(weight), pivot)
     seconds = time.perf_counter() - started
     trial = Trial(method, precision, len(pairs), n_rounds, objective, seconds)
     return FittedTrial(trial, moments, weight)
 
 
 def try_unaligned(task: MappingTask) -> FittedTrial:
-    """Measure the precision of the vectors without any map."""
-    return FittedTrial(Trial(UNALIGNED, measure_precision(task, None, None)))
+    """Measure the precision of the vectors as they are, without normalization and map."""
+    precision = measure_precision(task.dev, task.other.map(None), task.pivot.map(None))
+    return FittedTrial(Trial(UNALIGNED, precision))
 
 
 def choose_trial(trials: Sequence[FittedTrial]) -> tuple[FittedTrial, str]:
@@ -205,20 +212,16 @@ def choose_trial(trials: Sequence[FittedTrial]) -> tuple[FittedTrial, str]:
 
 
 def measure_precision(
-    task: MappingTask,
-    weight: Float[Tensor, "hidden hidden"] | None,
-    pivot_weight: Float[Tensor, "hidden hidden"] | None,
+    dev: IndexPairs | None,
+    other: Float[Tensor, "other hidden"],
+    pivot: Float[Tensor, "pivot hidden"],
 ) -> float | None:
     """Return P@1 by CSLS on the development dictionary, the mean of both directions."""
-    if task.dev is None:
+    if dev is None:
         return None
-    other, pivot = (
-        normalize_rows(rows if W is None else apply_map(rows, W))
-        for rows, W in ((task.other.rows, weight), (task.pivot.rows, pivot_weight))
-    )
-    back = IndexPairs(task.dev.tgt, task.dev.src)
-    forward = compute_precision(other, pivot, task.dev)
-    return (forward + compute_precision(pivot, other, back)) / 2
+    other, pivot = normalize_rows(other), normalize_rows(pivot)
+    forward = compute_precision(other, pivot, dev)
+    return (forward + compute_precision(pivot, other, IndexPairs(dev.tgt, dev.src))) / 2
 
 
 def compute_precision(
