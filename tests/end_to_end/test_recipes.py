@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import lzma
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -17,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import calque
 from calque.cli import run
 from calque.models.loading import build_model
 from calque.training.optimizer import freeze
@@ -142,36 +140,48 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(n_threads)
 
 
-@pytest.fixture(autouse=True)
-def _folder_with_text(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory as the recipes describe it.
+@pytest.fixture(scope="module")
+def texts(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the recipes describe it.
 
     bitext/en-de.tsv.xz, text/de.txt.xz, vectors/de.vec, and linked/en-de.text beside
     linked/en-de.links, where words at the same positions are linked; and a teacher with another
-    vocabulary. Text is prepared in this process: starting others takes longer than the work.
+    vocabulary.
     """
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    (tmp_path / "teacher").symlink_to(tiny_folder)
+    texts = tmp_path_factory.mktemp("texts")
+    (texts / "teacher").symlink_to(tiny_folder)
     for folder in ("bitext", "linked", "text", "vectors"):
-        (tmp_path / folder).mkdir()
+        (texts / folder).mkdir()
     for file in sorted(DATA.glob("en-*.tsv")):
         lines = file.read_text(encoding="utf-8").splitlines()
-        with lzma.open(tmp_path / "bitext" / f"{file.name}.xz", "wt", encoding="utf-8") as out:
+        with lzma.open(texts / "bitext" / f"{file.name}.xz", "wt", encoding="utf-8") as out:
             out.writelines(f"{line}\n" for line in lines)
         language = file.stem.partition("-")[2]
-        (tmp_path / "bitext.tsv").write_text("".join(f"{line}\n" for line in lines), "utf-8")
-        with lzma.open(tmp_path / "text" / f"{language}.txt.xz", "wt", encoding="utf-8") as out:
+        (texts / "bitext.tsv").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        with lzma.open(texts / "text" / f"{language}.txt.xz", "wt", encoding="utf-8") as out:
             out.writelines(line.split("\t")[1] + "\n" for line in lines)
-        write_vectors(tmp_path / "vectors" / f"{language}.vec", lines)
+        write_vectors(texts / "vectors" / f"{language}.vec", lines)
         pairs = [line.split("\t")[:2] for line in lines]
         links = (range(min(len(src.split()), len(tgt.split()))) for src, tgt in pairs)
-        beside = tmp_path / "linked" / file.stem
+        beside = texts / "linked" / file.stem
         beside.with_suffix(".text").write_text(
             "".join(f"{src} ||| {tgt}\n" for src, tgt in pairs), encoding="utf-8"
         )
         beside.with_suffix(".links").write_text(
             "".join(" ".join(f"{k}-{k}" for k in places) + "\n" for places in links)
         )
+    return texts
+
+
+@pytest.fixture(autouse=True)
+def _folder_with_text(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory with these texts.
+
+    Text is prepared in this process: starting others takes longer than the work.
+    """
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    for path in texts.iterdir():
+        (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
 
 
@@ -238,11 +248,16 @@ def test_recipe_trains_a_model_from_text(name: str, capfd: pytest.CaptureFixture
 def test_pretrained_models_are_trained_to_translate(
     start: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """From sentences over VECO or mBART to a translator, and to translated lines."""
+    """From sentences over VECO or its mBART control to a translator, and to translated lines."""
     from transformers import EncoderDecoderModel
 
     short = TINY | {"schedule.steps": 4, "schedule.warmup": 1}
-    changes = CHANGES[start] | ({"freeze_steps": 2} if start == "veco" else {})
+    control = {
+        "objectives.0.target": "masked",
+        "objectives.0.rate": 0.15,
+        "objectives.1.mask_rate": 0.25,
+    }
+    changes = CHANGES[start] | ({"freeze_steps": 2} if start == "veco" else control)
     prepare = ["prepare", start, "-o", "prepared", "--workers", "1"]
     assert run([*prepare, *options(short | changes)]) == 0
     assert run(["train", start, "--prepared", "prepared", *options(short | changes)]) == 0
@@ -553,26 +568,12 @@ def test_folder_with_a_run_is_an_error_before_any_work(capfd: pytest.CaptureFixt
     assert run(["train", "xlm", *changes, "--resume"]) == 0
 
 
-def find_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.mark.slow
-def test_torchrun_prepares_in_one_process_and_trains_in_all() -> None:
+def test_text_is_prepared_in_one_process_and_trained_on_in_all(fork_server: Any) -> None:
     changes = options(TINY | PAIRED | {"schedule.steps": 4, "telemetry.every": 1})
-    launcher = ["torch.distributed.run", "--nproc_per_node", "2"]
-    launcher += ["--master_port", str(find_port())]
-    command = ["-m", *launcher, "-m", "calque", "train", "xlm-tlm", "-o", "two", *changes]
-    done = subprocess.run(
-        [sys.executable, *command],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = Path(calque.__file__).with_name("__main__.py")
+    command = ["train", "xlm-tlm", "-o", "two", *changes]
+    done = fork_server.run(program, *command, output=Path("printed").absolute())
     assert done.returncode == 0, done.stderr
     for line in ("training a tokenizer", "two/model: model after 4 steps", "step 4/4 "):
         assert done.stderr.count(line) == 1, done.stderr

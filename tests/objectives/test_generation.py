@@ -246,6 +246,83 @@ def test_masked_text_is_restored(model: Seq2Seq, special_tokens: SpecialTokens) 
     assert compute(objective, model, batch)["loss"] > 0
 
 
+@pytest.mark.parametrize("rate", [0.15, 0.4, 0.9])
+def test_only_masked_tokens_are_written(
+    model: Seq2Seq, special_tokens: SpecialTokens, rate: float
+) -> None:
+    """Against a loop: a mask in the source for each token of the target, nothing else changed."""
+    objective, made = make_denoising(model, special_tokens, target="masked", rate=rate)
+    texts = [list(range(10, 50)), [60], list(range(70, 77))]
+    batch = made((Ragged.of(texts), Ragged.of([[0], [1], [1]])), generator(3))
+    de, ja = model.start_tokens["de"], model.start_tokens["ja"]
+    rows = zip(
+        texts,
+        split(batch.src.ids, batch.src.offsets),
+        split(batch.tgt.ids, batch.tgt.offsets),
+        split(batch.labels, batch.tgt.offsets),
+        (de, ja, ja),
+        strict=True,
+    )
+    for text, src, tgt, labels, first in rows:
+        n_masked = max(1, round(rate * len(text)))
+        expected = [
+            token
+            for token, read in zip(text, src[1:-1], strict=True)
+            if read == special_tokens.mask_id
+        ]
+        assert all(
+            read in (token, special_tokens.mask_id)
+            for token, read in zip(text, src[1:-1], strict=True)
+        )
+        assert len(expected) == n_masked
+        assert (tgt, labels) == ([first, *expected], [*expected, special_tokens.sep_id])
+    other = made((Ragged.of(texts), Ragged.of([[0], [1], [1]])), generator(4))
+    assert other.src.ids.tolist() != batch.src.ids.tolist()
+    assert compute(objective, model, batch)["loss"] > 0
+
+
+def test_masked_tokens_in_a_fixed_shape(model: Seq2Seq, special_tokens: SpecialTokens) -> None:
+    """Batches of sentences of any usual length have one shape, with a short target."""
+    objective = DenoisingSeq2Seq(DenoisingSeq2SeqSettings(target="masked", rate=0.15))
+    shape = BatchShape(tokens=1024, row=64, sequences=200, budget=1024)
+    fixed = objective.build_collator(special_tokens, shape)
+    free = objective.build_collator(special_tokens, None)
+    objective.start(model, ["de", "ja"])
+    sizes = set()
+    for length in (4, 10, 30, 60):
+        text = Ragged.of([list(range(10, 10 + length))] * (1000 // (length + 2)))
+        languages = Ragged.of([[0]] * len(text.lengths))
+        batches = [made((text, languages), generator()) for made in (fixed, free)]
+        sizes.add((len(batches[0].src.ids), len(batches[0].tgt.ids)))
+        first, second = (compute(objective, model, batch) for batch in batches)
+        assert first == pytest.approx(second, rel=1e-5)
+    assert len(sizes) == 1
+    n_src, n_tgt = sizes.pop()
+    assert n_tgt < n_src / 2
+
+
+def test_source_of_a_translation_is_masked(model: Seq2Seq, special_tokens: SpecialTokens) -> None:
+    objective = Translation(TranslationSettings(direction="both", mask_rate=0.25))
+    made = objective.build_collator(special_tokens, None)
+    objective.start(model, LANGUAGES)
+    arrays = (Ragged.of([[*range(10, 22)]]), Ragged.of([[*range(30, 38)]]), Ragged.of([[0]]))
+    plain = collate(model, special_tokens, "both")
+    n_masked = set()
+    for seed in range(8):
+        batch, unmasked = made(arrays, generator(seed)), plain(arrays, generator(seed))
+        assert torch.equal(batch.labels, unmasked.labels)
+        assert torch.equal(batch.tgt.ids, unmasked.tgt.ids)
+        is_masked = batch.src.ids == special_tokens.mask_id
+        assert torch.equal(batch.src.ids[~is_masked], unmasked.src.ids[~is_masked])
+        n_masked.add((len(batch.src.ids) - 2, int(is_masked.sum())))
+    assert n_masked == {(12, 3), (8, 2)}
+
+
+def test_masked_tokens_cannot_be_permuted() -> None:
+    with pytest.raises(ValueError, match="permute=true needs target=text"):
+        DenoisingSeq2SeqSettings(target="masked", permute=True)
+
+
 def test_sentences_end_at_their_last_punctuation(
     model: Seq2Seq, special_tokens: SpecialTokens, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:

@@ -6,13 +6,14 @@ Vaswani et al., 2017; Szegedy et al., 2016 (label smoothing); Lewis et al., 2020
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from calque.errors import InputError
 from calque.io.segmentation import HARD_ENDS, SOFT_ENDS
@@ -20,7 +21,7 @@ from calque.models.heads import NO_LABEL
 from calque.models.seq2seq import Seq2Seq
 from calque.objectives.base import Objective, ObjectiveSettings, TensorBatch
 from calque.objectives.masked_lm import vocabulary_logits
-from calque.tokens.masking import infill_spans, permute_sentences
+from calque.tokens.masking import infill_spans, mask_each, permute_sentences
 from calque.tokens.ragged import (
     BatchShape,
     Ragged,
@@ -59,6 +60,10 @@ class TranslationSettings(ObjectiveSettings):
     # For bitext en-de, "forward" is from en to de; "both" chooses a random direction per pair.
     direction: Literal["forward", "backward", "both"] = "forward"
     smoothing: float = Field(0.1, ge=0, lt=1)
+    # The fraction of masked source tokens, as in VECO's mBART control; 0 masks none.
+    mask_rate: float = Field(0.0, ge=0, lt=1)
+
+    newer_keys: ClassVar[tuple[str, ...]] = (*ObjectiveSettings.newer_keys, "mask_rate")
 
 
 class DenoisingSeq2SeqSettings(ObjectiveSettings):
@@ -71,6 +76,17 @@ class DenoisingSeq2SeqSettings(ObjectiveSettings):
     # Also permute the sentences of an example.
     permute: bool = False
     smoothing: float = Field(0.0, ge=0, lt=1)
+    # "text": write the whole text (mBART). "masked": every masked token becomes one mask, and only
+    # these tokens are written, in their order (VECO's mBART control); `mean_span` is ignored.
+    target: Literal["text", "masked"] = "text"
+
+    newer_keys: ClassVar[tuple[str, ...]] = (*ObjectiveSettings.newer_keys, "target")
+
+    @model_validator(mode="after")
+    def _check_permute(self) -> DenoisingSeq2SeqSettings:
+        if self.permute and self.target == "masked":
+            raise ValueError("permute=true needs target=text: masked tokens are written in order")
+        return self
 
 
 def smoothed_cross_entropy(
@@ -201,7 +217,7 @@ class Translation(Seq2SeqObjective):
     def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
         """Return a collator of sentence pairs."""
         starts = self.get_decoder_starts(special_tokens)
-        return TranslationCollator(special_tokens, shape, starts, self.settings.direction)
+        return TranslationCollator(special_tokens, shape, starts, self.settings)
 
     def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
         """Look up the start tokens, and store the directions with the model."""
@@ -221,7 +237,13 @@ class Translation(Seq2SeqObjective):
 
 
 class DenoisingSeq2Seq(Seq2SeqObjective):
-    """Generate a text from a version with masked spans; the first token is its language's."""
+    """Generate a text, or its masked tokens, from a masked version of it.
+
+    The first token is that of the language. Paper: VECO's control predicts "the masked words of
+    source input x"; whether the decoder also reads the words between them is not described. Here
+    it writes the masked tokens alone, so that all of them are masks: a token that stays unchanged
+    or becomes a random one, as in BERT, could not be recognized as one to write.
+    """
 
     n_sides: ClassVar[int] = 1
     n_special_tokens: ClassVar[int] = 2  # <s> and </s>
@@ -262,15 +284,15 @@ class TranslationCollator:
     special_tokens: SpecialTokens
     shape: BatchShape | None
     starts: DecoderStarts
-    direction: str
+    settings: TranslationSettings
 
     def __call__(self, arrays: tuple[Ragged, ...], generator: torch.Generator) -> Seq2SeqBatch:
         """Return one batch."""
         src, tgt, pairs = arrays
-        numbers = pairs.ids
-        if self.direction == "backward":
+        numbers, settings = pairs.ids, self.settings
+        if settings.direction == "backward":
             src, tgt = tgt, src
-        if self.direction == "both":
+        if settings.direction == "both":
             n_pairs = len(src.lengths)
             is_swapped = torch.randint(2, (n_pairs,), generator=generator).numpy()
             both = Ragged(*map(np.concatenate, ((src.ids, tgt.ids), (src.lengths, tgt.lengths))))
@@ -279,6 +301,9 @@ class TranslationCollator:
             tgt = reorder(both, rows + (1 - is_swapped) * n_pairs)
             # The start tokens of the backward direction follow those of the forward direction.
             numbers = numbers + is_swapped * (len(self.starts.ids) // 2)
+        if settings.mask_rate:
+            noise = make_noise(generator)
+            src, _ = mask_each(src, self.special_tokens.mask_id, noise, rate=settings.mask_rate)
         first = self.starts.find(numbers)
         return pack_seq2seq(src, tgt, first, self.special_tokens, self.shape, TRANSLATION_SIZES)
 
@@ -296,17 +321,25 @@ class DenoisingCollator:
     def __call__(self, arrays: tuple[Ragged, ...], generator: torch.Generator) -> Seq2SeqBatch:
         """Return one batch."""
         text, languages = arrays
-        seed = int(torch.randint(1 << 62, (), generator=generator))
-        noise, settings = np.random.default_rng(seed), self.settings
+        noise, settings = make_noise(generator), self.settings
+        special, first = self.special_tokens, self.starts.find(languages.ids)
+        if settings.target == "masked":
+            masked, words = mask_each(text, special.mask_id, noise, rate=settings.rate)
+            # The start token of a sentence counts too: short sentences need more than the rate.
+            sizes = DENOISING_SIZES[1], 2 * math.ceil(STEPS / 2 * settings.rate) + 3
+            return pack_seq2seq(masked, words, first, special, self.shape, sizes)
         noisy = text
         if settings.permute:
             noisy = permute_sentences(text, self.sentence_ends.flags[text.ids], noise)
-        mask_id = self.special_tokens.mask_id
         noisy = infill_spans(
-            noisy, mask_id, noise, rate=settings.rate, mean_span=settings.mean_span
+            noisy, special.mask_id, noise, rate=settings.rate, mean_span=settings.mean_span
         )
-        first = self.starts.find(languages.ids)
-        return pack_seq2seq(noisy, text, first, self.special_tokens, self.shape, DENOISING_SIZES)
+        return pack_seq2seq(noisy, text, first, special, self.shape, DENOISING_SIZES)
+
+
+def make_noise(generator: torch.Generator) -> np.random.Generator:
+    """Return a generator of numpy that is seeded with one number of a generator of torch."""
+    return np.random.default_rng(int(torch.randint(1 << 62, (), generator=generator)))
 
 
 def pack_seq2seq(

@@ -111,6 +111,20 @@ def infill_spans(
     return Ragged(ids, lengths)
 
 
+def mask_each(
+    text: Ragged, mask_id: int, generator: np.random.Generator, *, rate: float
+) -> tuple[Ragged, Ragged]:
+    """Replace a fraction `rate` of the tokens of every sequence by a mask each, at least one.
+
+    Also return the tokens that were replaced, in their order.
+    """
+    n_masked = np.maximum(1, np.rint(rate * text.lengths)).astype(np.int64)
+    n_masked = np.minimum(n_masked, text.lengths)
+    is_masked = _choose(text.lengths, n_masked, generator)
+    ids = np.where(is_masked, mask_id, text.ids)
+    return Ragged(ids, text.lengths), Ragged(text.ids[is_masked], n_masked)
+
+
 def draw_spans(totals: IntArray, mean_span: float, generator: np.random.Generator) -> Ragged:
     """Draw at most `total` Poisson lengths that sum to each total; one of them is shortened."""
     n_columns = int(totals.max(initial=0) / mean_span * 1.5) + 8
