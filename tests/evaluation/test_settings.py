@@ -24,7 +24,6 @@ OTHER: dict[str, object] = {
     "precision": "fp32",
     "plug": "in",
     "layers": (1,),
-    "maps": "folder",
 }
 
 
@@ -69,7 +68,6 @@ def test_the_same_choices_have_the_same_hash() -> None:
         {"max_grad_norm": 0.0},
         {"neutral": True, "center": True},
         {"neutral": True, "layers": (1,)},
-        {"neutral": True, "maps": "beside"},
     ],
 )
 def test_invalid_values(choice: dict[str, object]) -> None:
@@ -81,17 +79,13 @@ def test_settings_count_in_the_hash_if_the_task_reads_them() -> None:
     task, base = TASKS["tatoeba"], TaskSettings()
     plain = hash_settings("tatoeba", task, base, ["de"])
     assert hash_settings("tatoeba", task, replace(base, epochs=9), ["de"]) == plain
-    for change in ({"layer": 3}, {"layers": (3,)}, {"center": True}, {"maps": "beside"}):
+    for change in ({"layer": 3}, {"layers": (3,)}, {"center": True}):
         assert hash_settings("tatoeba", task, replace(base, **change), ["de"]) != plain
     assert hash_settings("tatoeba", task, base, ["de", "fr"]) != plain
     trained = replace(task, trained=True)
     assert hash_settings("x", trained, replace(base, epochs=9), None) != hash_settings(
         "x", trained, base, None
     )
-
-
-def test_the_path_of_maps_does_not_count() -> None:
-    assert TaskSettings(maps="a").hash() == TaskSettings(maps="b").hash() != TaskSettings().hash()
 
 
 def test_choices_take_precedence_over_defaults() -> None:

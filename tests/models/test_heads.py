@@ -26,6 +26,7 @@ from calque.models.heads import (
     mean_cross_entropy,
     mix_layers,
 )
+from calque.models.language_maps import LanguageMaps
 from calque.tokens.ragged import Ragged, pack
 
 
@@ -182,26 +183,49 @@ def test_packed_layer_equals_torchs_transformer_layer() -> None:
 
 def test_gradients_reach_only_the_mixture(tiny_encoder: Encoder) -> None:
     generator = torch.Generator().manual_seed(0)
-    mixture = LayerMixture(
-        tiny_encoder.n_layers, 64, extra_layers=1, dropout=0.0, generator=generator
-    )
+    mixture = LayerMixture(tiny_encoder, extra_layers=1, dropout=0.0, generator=generator)
     tokens = pack(Ragged.of([[0, 5, 6, 2], [0, 7, 2]]), pad_id=1)
     encoder = deepcopy(tiny_encoder)
     encoder.zero_grad(set_to_none=True)
-    mixture(encoder, tokens).square().sum().backward()
+    mixture(encoder, tokens, "en").square().sum().backward()
     assert all(weight.grad is not None for weight in mixture.parameters())
     assert all(weight.grad is None for weight in encoder.parameters())
 
 
 def test_mixture_without_extra_layers_is_the_mean_of_the_layers(tiny_encoder: Encoder) -> None:
     generator = torch.Generator().manual_seed(0)
-    mixture = LayerMixture(4, 64, extra_layers=0, dropout=0.0, generator=generator)
+    mixture = LayerMixture(tiny_encoder, extra_layers=0, dropout=0.0, generator=generator)
     tokens = pack(Ragged.of([[0, 5, 6, 2]]), pad_id=1)
     with torch.no_grad():
         layers = tiny_encoder.model(tokens.ids[None], output_hidden_states=True).hidden_states
     torch.testing.assert_close(
-        mixture(tiny_encoder, tokens), torch.stack(layers).mean(0)[0], atol=1e-5, rtol=1e-4
+        mixture(tiny_encoder, tokens, "en"), torch.stack(layers).mean(0)[0], atol=1e-5, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2, 3, 4), (1, 3)])
+def test_mixture_maps_every_layer_by_its_own_map(
+    tiny_encoder: Encoder, numbers: tuple[int, ...]
+) -> None:
+    """Compare with loops in double precision: the mean of h W over layers, of h for English."""
+    encoder, generator = deepcopy(tiny_encoder), torch.Generator().manual_seed(0)
+    maps = torch.randn(2, len(numbers), 64, 64, generator=generator)
+    encoder.maps = LanguageMaps(maps, ("ja", "de"), numbers, "en")
+    mixture = LayerMixture(encoder, extra_layers=0, dropout=0.0, generator=generator)
+    with torch.no_grad():
+        mixture.weights.normal_(generator=generator)
+    tokens = pack(Ragged.of([[0, 5, 6, 2], [0, 7, 2]]), pad_id=1)
+    with torch.no_grad():
+        states = encoder(tokens, numbers)
+    shares = mixture.weights.detach().double().softmax(0)
+    for row, language in enumerate(("ja", "de", "en")):
+        expected = torch.zeros(7, 64, dtype=torch.float64)
+        for n, of_layer in enumerate(states):
+            W = torch.eye(64) if language == "en" else maps[row, n]
+            for token in range(7):
+                expected[token] += shares[n] * (of_layer[token].double() @ W.double())
+        found = mixture(encoder, tokens, language).double()
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_mixture_weights_can_select_a_layer() -> None:

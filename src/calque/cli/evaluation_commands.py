@@ -61,7 +61,8 @@ def evaluate(
         typer.Option(
             "--maps",
             metavar="DIR",
-            help="Apply the linear maps of languages in this folder; beside: the model's folder.",
+            help="Linear maps of languages for all models, or none. Default: those in the folder "
+            "of each model.",
         ),
     ] = None,
     output: Annotated[

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from calque.types import Progress
 
 # Options that a task must support; other settings are ignored by tasks that do not need them.
-STRICT = ("layers", "center", "neutral", "maps")
+STRICT = ("layers", "center", "neutral")
 MAX_SEEDS, SEED_LIMIT = 10_000, 2**63  # torch accepts no larger seeds
 
 
@@ -100,8 +100,9 @@ def evaluate(
             the model's best layer (or the one nearest to it), the others are in `layers`.
         center: Subtract the mean vector of each language (tatoeba).
         neutral: Use the language-neutral space stored with the model (tatoeba).
-        maps: Folder with linear maps of languages, or `beside` for the model's own folder
-            (tatoeba and word_alignment).
+        maps: Folder with linear maps of languages for all models, or `none`. Default: the maps in
+            the folder of each model, if there are any. Fine-tuned tasks apply them with
+            `setting="features"`.
         seeds: Number of seeds, or the seeds, for fine-tuned tasks and random weights.
         setting: zero-shot (default), translate-train-all, supervised or features.
         source: Language of the training examples. Default: en.
@@ -130,8 +131,8 @@ def evaluate(
     chosen = dict(settings or {})
     if layers is not None:
         chosen["layers"] = tuple(layers)
-    switches = {"center": center, "neutral": neutral, "maps": None if maps is None else str(maps)}
-    for name, value in {**switches, "setting": setting, "source": source}.items():
+    switches = {"center": center, "neutral": neutral, "setting": setting, "source": source}
+    for name, value in switches.items():
         if value:
             chosen[name] = value
     found = find_tasks(tasks.split(",") if isinstance(tasks, str) else tasks)
@@ -153,6 +154,7 @@ def evaluate(
             [str(name) for name in names],
             vectors=any(task.model == "vectors" for task in found.values()),
             seeds=seed_list,
+            maps=None if maps is None else str(maps),
         ),
         found,
         seed_list,

@@ -62,7 +62,7 @@ TASKS: dict[str, Task] = {
         "calque.evaluation.tasks.tatoeba:measure",
         ("tatoeba/tatoeba.*",),
         "calque.evaluation.tasks.tatoeba:list_languages",
-        settings=("layer", "layers", "center", "neutral", "maps"),
+        settings=("layer", "layers", "center", "neutral"),
         columns={"→ en": "accuracy_to_english", "en →": "accuracy_from_english"},
     ),
     "word_alignment": Task(
@@ -71,7 +71,7 @@ TASKS: dict[str, Task] = {
         "calque.evaluation.tasks.alignment_error:measure",
         ("gold_alignments/*-*.*",),
         "calque.evaluation.tasks.alignment_error:list_languages",
-        settings=("layer", "layers", "maps"),
+        settings=("layer", "layers"),
         higher_is_better=False,
         columns={"precision": "precision", "recall": "recall", "F1": "f1", "AER": "aer"},
     ),

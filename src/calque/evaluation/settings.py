@@ -26,7 +26,7 @@ CHOICES = {
     "precision": ("bf16", "fp32"),
 }
 # Settings that were added later: they do not count in the hash while they have their default.
-OPTIONAL = ("plug", "layers", "center", "neutral", "maps")
+OPTIONAL = ("plug", "layers", "center", "neutral")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,6 @@ class TaskSettings:
     # is stored with the model.
     center: bool = False
     neutral: bool = False
-    # Folder with linear maps of languages, applied before languages are compared; `beside` is the
-    # model's own folder.
-    maps: str | None = None
 
     def __post_init__(self) -> None:
         """Raise an InputError for invalid values."""
@@ -109,9 +106,8 @@ class TaskSettings:
             _check(getattr(self, name) >= 0, name, self, "use 0 or a number above it")
         fix = "a frozen encoder has no cross-attention to train: choose another setting"
         _check(self.plug == "out" or not self.is_frozen, "plug", self, fix)
-        fix = "a neutral space has its own layer and no maps: use neutral alone"
-        others = (self.layer, self.layers, self.maps)
-        chosen = self.center or any(value is not None for value in others)
+        fix = "a neutral space has its own layer: use neutral alone"
+        chosen = self.center or self.layer is not None or self.layers is not None
         _check(not (self.neutral and chosen), "neutral", self, fix)
 
     @property
@@ -121,9 +117,8 @@ class TaskSettings:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values that identify these settings; the path of maps is not among them."""
+        """The values that identify these settings."""
         values = asdict(self)
-        values["maps"] = self.maps is not None
         for field in fields(self):
             if field.name in OPTIONAL and getattr(self, field.name) == field.default:
                 del values[field.name]

@@ -66,6 +66,7 @@ def _is_mapping(
 NAME = ("a name", is_name)
 NUMBER = ("a number", _is_number)
 WHOLE = ("a whole number", _is_whole)
+TRUTH = ("true or false", lambda value: isinstance(value, bool))
 FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "model": NAME,
     "task": NAME,
@@ -83,7 +84,8 @@ FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "counts": ("names with whole numbers", _is_mapping(is_name, _is_whole)),
     "setting": NAME,
     "source": NAME,
-    "higher_is_better": ("true or false", lambda value: isinstance(value, bool)),
+    "maps": TRUTH,
+    "higher_is_better": TRUTH,
     "config": NAME,
     "versions": ("names with versions", _is_mapping(is_name, is_name)),
     "seconds": NUMBER,

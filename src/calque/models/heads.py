@@ -93,38 +93,47 @@ class PointerNetwork(nn.Module):
 class LastLayer(nn.Module):
     """Reads the last layer of an encoder that is fine-tuned."""
 
-    def forward(self, encoder: Encoder, tokens: TokenBatch) -> Float[Tensor, "tokens hidden"]:
+    def forward(
+        self, encoder: Encoder, tokens: TokenBatch, language: str
+    ) -> Float[Tensor, "tokens hidden"]:
         """Return the states of all tokens."""
         states: Tensor = encoder(tokens)[0]
         return states
 
 
 class LayerMixture(nn.Module):
-    """Reads a frozen encoder: a learned weighted mean of all layers, then new Transformer layers.
+    """Reads a frozen encoder: a learned weighted mean of layers, then new Transformer layers.
 
-    This is the feature-based setting of Wu and Dredze (2020). The weights start equal.
+    This is the feature-based setting of Wu and Dredze (2020). The weights start equal. If the
+    encoder has linear maps, the states of every layer are mapped by language before the mean, and
+    layers without maps are not read.
     """
 
     def __init__(
         self,
-        n_layers: int,
-        hidden_size: int,
+        encoder: Encoder,
         *,
         extra_layers: int,
         dropout: float,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        self.weights = nn.Parameter(torch.zeros(n_layers + 1))
+        numbers = range(encoder.n_layers + 1) if encoder.maps is None else encoder.maps.layers
+        self.numbers = tuple(numbers)
+        self.weights = nn.Parameter(torch.zeros(len(self.numbers)))
         self.layers = nn.ModuleList(
-            PackedLayer(hidden_size, dropout, generator) for _ in range(extra_layers)
+            PackedLayer(encoder.hidden_size, dropout, generator) for _ in range(extra_layers)
         )
 
-    def forward(self, encoder: Encoder, tokens: TokenBatch) -> Float[Tensor, "tokens hidden"]:
-        """Return the states of all tokens."""
+    def forward(
+        self, encoder: Encoder, tokens: TokenBatch, language: str
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Return the states of all tokens of sentences in one language."""
         with torch.no_grad():
-            layers = torch.stack(encoder(tokens, range(encoder.n_layers + 1)))
-        mixed = mix_layers(layers, self.weights)
+            states = encoder(tokens, self.numbers)
+            if encoder.maps is not None:
+                states = encoder.maps.apply_by_layer(states, language, self.numbers)
+        mixed = mix_layers(torch.stack(states), self.weights)
         attend = plan_attention(tokens, compute_dtype(mixed))
         for layer in self.layers:
             mixed = layer(mixed, attend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +28,8 @@ FORMAT = 1
 FIT_AGAIN = "fit or copy the maps again"
 # In place of a path: the maps in the model's own folder.
 OWN_FOLDER = "beside"
+# In place of a path, where the maps in a model's folder are used by default: no maps.
+NO_MAPS = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,13 @@ class LanguageMaps:
         mapped: npt.NDArray[np.float32] = states @ matrix.cpu().numpy()
         return mapped.astype(states.dtype)
 
+    def apply_by_layer(
+        self, states: Sequence[StatesT], language: str, layers: Sequence[int]
+    ) -> list[StatesT]:
+        """Return the states of several layers, each mapped with the map of its layer."""
+        pairs = zip(states, layers, strict=True)
+        return [self.apply(of_layer, language, layer) for of_layer, layer in pairs]
+
     def check(self, language: str, layer: int | None = None) -> None:
         """Raise an error for a language or a layer without a map."""
         if language != self.pivot and language not in self.languages:
@@ -110,6 +120,11 @@ class LanguageMaps:
         }
         text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
         (folder / ABOUT_FILE).write_text(text, encoding="utf-8")
+
+
+def has_maps(folder: Path) -> bool:
+    """Return whether there are maps in a folder."""
+    return any((folder / name).is_file() for name in (TENSORS_FILE, ABOUT_FILE))
 
 
 def load_maps(path: Path, hidden_size: int, n_layers: int) -> LanguageMaps:

@@ -200,7 +200,7 @@ class TagProbe:
             taggers = self._fit(encoder, layers)
             scores: dict[int, dict[str, float]] = {layer: {} for layer in layers}
             for language, text in self.tests.items():
-                states = encode_first_subwords(encoder, text.batches, layers)
+                states = _encode_words(encoder, text.batches, layers, language)
                 for layer, tagger, of_layer in zip(layers, taggers, states, strict=True):
                     predicted = tagger.predict(of_layer).cpu().numpy()
                     scores[layer][language] = self._score(text, predicted)
@@ -229,7 +229,7 @@ class TagProbe:
 
     def _fit(self, encoder: Encoder, layers: Sequence[int]) -> list[LinearTagger]:
         usable = torch.from_numpy(self.train.is_tagged & self.train.batches.has_pieces)
-        states = encode_first_subwords(encoder, self.train.batches, layers)
+        states = _encode_words(encoder, self.train.batches, layers, self.source)
         usable = usable.to(states[0].device)
         labels = torch.from_numpy(self.train.tags).to(usable.device)[usable]
         return [fit_tagger(of_layer[usable], labels, self.n_classes) for of_layer in states]
@@ -240,6 +240,14 @@ class TagProbe:
             return count_spans(text.tags, predicted, self.names, text.lengths).f1
         right = (predicted == text.tags) & text.batches.has_pieces
         return float(right[text.is_tagged].mean())
+
+
+def _encode_words(
+    encoder: Encoder, batches: WordBatches, layers: Sequence[int], language: str
+) -> list[Float[Tensor, "words hidden"]]:
+    """Return the states of all words at some layers, mapped if the encoder has linear maps."""
+    states = encode_first_subwords(encoder, batches, layers)
+    return states if encoder.maps is None else encoder.maps.apply_by_layer(states, language, layers)
 
 
 def _check_languages(source: str, tests: Mapping[str, object]) -> None:

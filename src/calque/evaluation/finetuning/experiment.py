@@ -138,6 +138,7 @@ class FinetuneExperiment(Generic[T]):
         train_counts: Mapping[str, int],
     ) -> LanguageScores:
         examples, encoded = self._encode_test(language, run, labels)
+        model.language = language
         scored = self.score(model, encoded)
         counts = {**encoded.counts, **scored.counts, **self.corpus.count_dropped(language)}
         if self.plug is not None:

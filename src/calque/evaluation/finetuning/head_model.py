@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import torch
 from torch import nn
 
+from calque.errors import InputError
 from calque.evaluation.finetuning.plug_in import PlugInTokens, check_plug_in, encode_plug_in
 from calque.models.heads import LastLayer, LayerMixture
 
@@ -63,7 +64,8 @@ class HeadModel(nn.Module):
 
     Subclasses compute the mean loss of a batch in `forward`, without waiting for the device, and
     predict in methods of their own. In the setting "features" the encoder is frozen, and `read`
-    returns a learned mixture of its layers instead of the last layer.
+    returns a learned mixture of its layers instead of the last layer. Only then may the encoder
+    have linear maps, which are those of `language`: the source language until the model is tested.
     """
 
     # Whether the loss can be recorded as a CUDA graph: no waiting, no sizes that depend on data.
@@ -76,6 +78,10 @@ class HeadModel(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder, self.is_frozen = encoder, settings.is_frozen
+        self.language = settings.source
+        if encoder.maps is not None and not self.is_frozen:
+            fix = "set setting=features, or load the model without maps"
+            raise InputError("linear maps fit a frozen encoder only", fix=fix)
         self.uses_plug_in = settings.plug == "in"
         if self.uses_plug_in:
             check_plug_in(encoder, supports_plug_in=self.supports_plug_in)
@@ -87,8 +93,7 @@ class HeadModel(nn.Module):
         self.reader: LastLayer | LayerMixture = LastLayer()
         if self.is_frozen:
             self.reader = LayerMixture(
-                encoder.n_layers,
-                encoder.hidden_size,
+                encoder,
                 extra_layers=settings.extra_layers,
                 dropout=settings.dropout,
                 generator=generator,
@@ -105,7 +110,7 @@ class HeadModel(nn.Module):
         if isinstance(tokens, PlugInTokens):
             plugged: Tensor = self.dropout(encode_plug_in(self.encoder, tokens))
             return plugged
-        states: Tensor = self.dropout(self.reader(self.encoder, tokens))
+        states: Tensor = self.dropout(self.reader(self.encoder, tokens, self.language))
         return states
 
     def forward(self, batch: Any) -> Float[Tensor, ""]:

@@ -50,14 +50,16 @@ class ModelSpec:
         folder: Where its files are.
         seed: Seed of the training run that made the model, if several runs share the name: they
             count as seeds of one model.
+        maps: Folder of the linear maps that are applied to its states, if there are any.
     """
 
     name: str
     kind: Literal["encoder", "random", "vectors"]
     folder: Path
     seed: int | None = None
+    maps: Path | None = None
 
-    def hash(self, maps: str | None = None) -> str:
+    def hash(self) -> str:
         """Return the hash of the files that determine the model, with its maps if it has some."""
         if self.kind == "vectors":
             from calque.vectors.static import VectorFolder
@@ -70,19 +72,24 @@ class ModelSpec:
         else:
             shape = [path for path in found if path.suffix != ".safetensors"]
             digest = hash_values([RANDOM, hash_files((path.name, path) for path in shape)])
-        if maps is None:
+        if self.maps is None:
             return digest
-        found = sorted(_find_maps(self, maps).glob("maps.*"))
+        found = sorted(self.maps.glob("maps.*"))
         return hash_values([digest, hash_files((path.name, path) for path in found)])
 
 
 def find_models(
-    names: Sequence[str], *, vectors: bool = False, seeds: Sequence[int] = ()
+    names: Sequence[str],
+    *,
+    vectors: bool = False,
+    seeds: Sequence[int] = (),
+    maps: str | None = None,
 ) -> list[ModelSpec]:
     """Find models given as a folder, hub name or calque-mini, or as NAME= before one of these.
 
     `random:` before a model means random weights. A path with `{seed}` means one model per seed.
-    A model given twice counts once; two models with the same name are an error.
+    A model given twice counts once; two models with the same name are an error. Linear maps in the
+    folder of a model belong to it, unless `maps` is another folder or "none".
     """
     sources: dict[str, str] = {}
     for name, source in map(_split_name, names):
@@ -93,7 +100,7 @@ def find_models(
             problem = f"two models have the name {name!r}"
             raise InputError(problem, fix="give one of them another name: NAME=FOLDER")
     return [
-        _find_model(name, source.replace(SEED, str(seed)), vectors, seed)
+        _find_model(name, source.replace(SEED, str(seed)), vectors, seed, maps)
         for name, source in sources.items()
         for seed in (seeds if SEED in source else [None])
     ]
@@ -159,9 +166,11 @@ class EncoderCache:
         dtype: torch.dtype,
         *,
         plugged: bool = False,
-        maps: str | None = None,
     ) -> Encoder:
-        """Return an encoder in evaluation mode; `plugged` means with VECO's cross-attention."""
+        """Return an encoder in evaluation mode, with its linear maps if it has some.
+
+        `plugged` means with VECO's cross-attention.
+        """
         import torch
 
         from calque.models.encoder import Encoder
@@ -184,9 +193,9 @@ class EncoderCache:
         else:
             encoder = type(cached)(copy.deepcopy(cached.model), cached.tokenizer, spec.folder)
             encoder.neutral = cached.neutral
-        if maps is not None:
-            folder = _find_maps(spec, maps)
-            encoder.maps = load_maps(folder, encoder.hidden_size, encoder.n_layers).to(device)
+        if spec.maps is not None:
+            maps = load_maps(spec.maps, encoder.hidden_size, encoder.n_layers)
+            encoder.maps = maps.to(device)
         return encoder.to(device).eval()
 
 
@@ -214,7 +223,9 @@ def draw_model(config: Any, seed: int) -> Any:
         return build_model(config)
 
 
-def _find_model(name: str, source: str, vectors: bool, seed: int | None) -> ModelSpec:
+def _find_model(
+    name: str, source: str, vectors: bool, seed: int | None, maps: str | None
+) -> ModelSpec:
     from calque.models.loading import find_model
 
     if vectors:
@@ -227,13 +238,22 @@ def _find_model(name: str, source: str, vectors: bool, seed: int | None) -> Mode
         problem = "the folder has no config.json"
         raise InputError(problem, file=folder, fix="pass a Hugging Face model folder")
     kind: Literal["random", "encoder"] = "random" if source.startswith(RANDOM) else "encoder"
-    return ModelSpec(name, kind, folder, seed)
+    return ModelSpec(name, kind, folder, seed, _find_maps(folder, kind, maps))
 
 
-def _find_maps(spec: ModelSpec, maps: str) -> Path:
-    from calque.models.language_maps import OWN_FOLDER
+def _find_maps(folder: Path, kind: str, maps: str | None) -> Path | None:
+    """Return the folder of a model's maps; those in its own folder do not fit random weights."""
+    from calque.models.language_maps import NO_MAPS, OWN_FOLDER, has_maps
 
-    return spec.folder if maps == OWN_FOLDER else Path(maps)
+    if maps is None:
+        return folder if kind == "encoder" and has_maps(folder) else None
+    if maps == NO_MAPS:
+        return None
+    found = folder if maps == OWN_FOLDER else Path(maps)
+    if not has_maps(found):
+        fix = f"pass a folder written by `calque train linear-map`, or {NO_MAPS}"
+        raise InputError("there are no maps in this folder", file=found, fix=fix)
+    return found
 
 
 def _split_name(text: str) -> tuple[str, str]:

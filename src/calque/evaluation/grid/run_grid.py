@@ -70,7 +70,7 @@ def plan_grid(
     if not data.is_dir():
         raise InputError("the folder does not exist", file=data, fix="check --data")
     chosen = dict(settings or {})
-    hashes = {model: model.hash(chosen.get("maps")) for model in models}
+    hashes = {model: model.hash() for model in models}
     runs: list[TaskRun] = []
     missing: dict[str, list[str]] = {}
     for name, task in tasks.items():
@@ -83,6 +83,7 @@ def plan_grid(
             raise InputError(problem, file=data, fix=fix)
         parts = hash_settings(name, task, own, tests), hash_files(files)
         for model, digest in hashes.items():
+            check_maps_apply(model, name, task, own)
             config = "-".join((*parts, digest))
             if model.seed is not None:
                 own_seeds: Sequence[int | None] = [model.seed]
@@ -97,6 +98,22 @@ def plan_grid(
         f"{name} has no test for {' '.join(lacks)}" for name, lacks in missing.items() if lacks
     ]
     return runs, notes
+
+
+def check_maps_apply(model: ModelSpec, name: str, task: Task, settings: TaskSettings) -> None:
+    """Raise an InputError if a model has linear maps that a task would not apply."""
+    if model.maps is None:
+        return
+    problem, fix = "", "leave out the maps with --maps none"
+    if task.model != "encoder":
+        problem = f"{name} does not support maps"
+    elif task.trained and not settings.is_frozen:
+        problem = f"{name} would change the encoder of {model.name}, which its maps do not fit then"
+        fix = f"use --setting features, or {fix}"
+    elif settings.neutral:
+        problem = "a language-neutral space cannot be combined with maps"
+    if problem:
+        raise InputError(problem, file=model.maps, fix=fix)
 
 
 def choose_languages(

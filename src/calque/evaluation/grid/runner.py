@@ -22,6 +22,7 @@ from calque.errors import InputError, first_line, printable
 from calque.evaluation.grid.model_specs import EncoderCache, load_translator
 from calque.evaluation.grid.task_run import RunResult
 from calque.evaluation.registry import load_function
+from calque.evaluation.tasks.untrained import check_maps
 from calque.io.processes import block_stop_signals, start_worker
 from calque.io.result_records import is_name
 
@@ -104,14 +105,11 @@ class Runner:
         dtype = torch.bfloat16 if use_half else torch.float32
         if run.task.model == "translator":
             return load_translator(run.model, self.device, dtype)
-        return self._encoders.load(
-            run.model,
-            run.seed,
-            self.device,
-            dtype,
-            plugged=run.task.trained and run.settings.plug == "in",
-            maps=run.settings.maps,
-        )
+        plugged = run.task.trained and run.settings.plug == "in"
+        encoder = self._encoders.load(run.model, run.seed, self.device, dtype, plugged=plugged)
+        sources = [run.settings.source] if run.task.trained else []
+        check_maps(encoder, [*(run.languages or ()), *sources])
+        return encoder
 
     def _free_memory(self) -> None:
         import torch

@@ -119,6 +119,7 @@ def build_records(run: TaskRun, result: RunResult, *, with_items: bool = True) -
         "counts": {},
         "setting": run.settings.setting if run.task.trained else None,
         "source": run.settings.source if has_source else None,
+        "maps": run.model.maps is not None,
         "higher_is_better": run.task.higher_is_better,
         "config": run.config,
         "versions": _list_versions(),

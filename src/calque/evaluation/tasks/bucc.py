@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     Vectors = npt.NDArray[np.float32]
     Bools = npt.NDArray[np.bool_]
 
+ENGLISH = "en"
 FOLDERS = ("bucc2018", "xtreme/bucc2018")
 # The first split with gold pairs is the test, the last one is used to choose the threshold.
 SPLITS = ("test", "training", "dev", "sample")
@@ -196,11 +197,13 @@ class _Mined:
 def _measure_language(
     encoder: Encoder, name: str, tests: list[MiningTest], layer: int | None
 ) -> LanguageScores:
-    number, finish = choose_output(encoder, layer, raw=False)
-    mined, n_windowed = [], 0
+    languages = (name, ENGLISH) if encoder.maps is not None else (None, None)
+    outputs = [choose_output(encoder, layer, raw=False, language=each) for each in languages]
+    number, mined, n_windowed = outputs[0][0], [], 0
     for test in tests:
         sides = [_embed(encoder, text, number) for text in (test.src, test.tgt)]
-        mined.append(_mine(encoder, test, [finish(vectors) for vectors, _ in sides]))
+        vectors = [finish(side) for (_, finish), (side, _) in zip(outputs, sides, strict=True)]
+        mined.append(_mine(encoder, test, vectors))
         n_windowed += sum(report.n_long for _, report in sides)
     found, everything = mined[0], np.ones(mined[0].n_src, dtype=np.bool_)
     kept = _choose_kept(mined)

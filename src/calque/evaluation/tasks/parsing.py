@@ -143,6 +143,7 @@ def _measure_run(
     }
     scores = []
     for number, (language, treebank) in enumerate(data.tests.items(), start=1):
+        parser.language = language
         parses = parser.parse(treebank.encoded, settings)
         found = data.score(treebank, parses)
         counts = train_counts | treebank.count(data.relations)

@@ -140,6 +140,7 @@ def _measure_run(
     scores = []
     for number, (language, test) in enumerate(data.tests.items(), start=1):
         normalize = partial(normalize_mlqa, language=language) if task == MLQA else normalize_squad
+        model.language = language
         answers = model.answer(test.encoded, test.questions, settings)
         items, exact_match = score_answers(answers, test.questions, normalize)
         metrics = {"f1": items.score, "exact_match": exact_match}
