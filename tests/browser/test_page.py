@@ -131,6 +131,7 @@ def test_one_attention_head(page: Page) -> None:
         panel.get_by_label("Head").select_option("6")
     assert response.value.request.post_data_json["head"] == 6
     expect(cell).not_to_have_attribute("aria-label", mean)
+    expect(panel.get_by_text("In head 6 of layer 7")).to_be_visible()
     with page.expect_response("**/attention") as response:
         panel.get_by_label("Model").select_option("tiny")
     assert "head" not in response.value.request.post_data_json

@@ -13,7 +13,7 @@ import pytest
 from tests.server.conftest import CallServer
 
 from calque.server.batching import BatchQueue, QueueFull
-from calque.server.loaded_model import AlignJob
+from calque.server.loaded_model import AlignJob, EmbedJob, WordsJob
 from calque.server.served_data import ServedData
 
 
@@ -174,3 +174,23 @@ def test_aligned_jobs_share_the_encoder(
     ]
     loaded.align(jobs)
     assert len(n_sequences) == 1
+
+
+def test_words_of_several_layers_share_the_encoder(served_data: ServedData) -> None:
+    loaded = served_data.models["tiny"]
+    jobs = [
+        WordsJob([["das", "Haus"], ["alt"]], loaded.choose_settings(3)),
+        WordsJob([["the", "house"]], loaded.choose_settings(1)),
+    ]
+    for job, vectors in zip(jobs, loaded.embed_words(jobs), strict=True):
+        (alone,) = loaded.embed_words([job])
+        np.testing.assert_allclose(vectors, alone, atol=1e-5)
+
+
+def test_sentences_of_several_layers_get_their_own(served_data: ServedData) -> None:
+    loaded = served_data.models["tiny"]
+    jobs = [EmbedJob(["das Haus", "alt"], 3), EmbedJob([], 1), EmbedJob(["the house"], 1)]
+    jobs.append(EmbedJob(["ein Baum"], 3))
+    for job, vectors in zip(jobs, loaded.embed(jobs), strict=True):
+        expected = loaded.model.embed(job.texts, layer=job.layer)
+        np.testing.assert_allclose(vectors, expected, atol=1e-5)

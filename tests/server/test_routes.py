@@ -46,7 +46,12 @@ def test_health(call: CallServer) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"layer": 1}, {"method": "itermax", "layer": -1}, {"method": "ot", "threshold": 0.3}],
+    [
+        {},
+        {"layer": 1},
+        {"method": "itermax", "layer": -1},
+        {"method": "ot", "threshold": 0.3, "sharpness": 3.0},
+    ],
 )
 @pytest.mark.parametrize("model", ["tiny", "calque-mini"])
 def test_align_equals_the_word_aligner(

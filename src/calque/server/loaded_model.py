@@ -125,10 +125,16 @@ class LoadedModel:
         return [] if maps is None else [maps.pivot, *maps.languages]
 
     def choose_settings(
-        self, layer: int | None, method: str | None, threshold: float | None
+        self,
+        layer: int | None = None,
+        method: str | None = None,
+        threshold: float | None = None,
+        sharpness: float | None = None,
     ) -> AlignSettings:
         """Return the alignment settings of a request; raise InputError if they do not exist."""
-        return AlignSettings.of(self.model, layer=layer, method=method, threshold=threshold)
+        return AlignSettings.of(
+            self.model, layer=layer, method=method, threshold=threshold, sharpness=sharpness
+        )
 
     def check_embed(self, job: EmbedJob) -> None:
         """Raise InputError if the model does not have the layer, or no map of the language."""

@@ -68,7 +68,9 @@ def add_model_routes(app: FastAPI, data: ServedData) -> None:
     async def align(request: AlignRequest) -> AlignReply:
         """Link the words of sentence pairs."""
         loaded = data.find_model(request.model)
-        settings = loaded.choose_settings(request.layer, request.method, request.threshold)
+        settings = loaded.choose_settings(
+            request.layer, request.method, request.threshold, request.sharpness
+        )
         texts = [text for pair in request.pairs for text in (pair.src, pair.tgt)]
         size = check_size(texts)
         words = await split_texts(texts, find_words if request.tokenize else split_on_spaces)
@@ -128,7 +130,7 @@ def add_model_routes(app: FastAPI, data: ServedData) -> None:
             loaded.check_embed(job)
             vectors = await compute(loaded.embed, job, size)
         else:
-            settings = loaded.choose_settings(request.layer, None, None)
+            settings = loaded.choose_settings(request.layer)
             words = await split_texts(texts, find_words)
             labels = [
                 (word, each.language)

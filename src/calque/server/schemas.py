@@ -73,6 +73,9 @@ class AlignRequest(_Request):
     layer: int | None = Field(None, description="Layer; default: the model's best.")
     method: Literal["ot", "itermax", "argmax", "match"] | None = None
     threshold: float | None = Field(None, ge=-1, le=1, description="Minimum cosine of a link.")
+    sharpness: float | None = Field(
+        None, gt=0, le=1000, description="Factor of the cosines in optimal transport."
+    )
     matrix: bool = Field(False, description="Return the cosines of all word pairs.")
     model: Name | None = None
     tokenize: bool = Field(True, description="Split the text into words; else at spaces only.")

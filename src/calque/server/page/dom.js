@@ -9,7 +9,7 @@ function build(node, attributes, children) {
     else if (name.startsWith("--")) node.style.setProperty(name, value);
     else node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  node.append(...children.flat(2).filter((child) => child !== null && child !== undefined));
   return node;
 }
 

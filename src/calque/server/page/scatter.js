@@ -97,7 +97,7 @@ export function scatterPlot(points, languages, { label, withLabels }) {
     button("−", "Zoom out", () => zoom(1 / STEP)),
     button("All", "Show all points", () => zoom(0)),
   );
-  const node = h("div", { class: "scatter-frame" }, drawing, buttons);
+  const node = h("div", {}, drawing, buttons);
   node.show = (language, shown) => {
     for (const mark of marks) if (mark.language === language) mark.classList.toggle("off", !shown);
     draw();

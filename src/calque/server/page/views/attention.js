@@ -14,6 +14,7 @@ export function create(health) {
   const output = h("div", { class: "output" });
   const requests = createRequests(output);
   let readings = [];
+  let readHead = ""; // the head of the readings; empty for the mean of all
   let entered = false;
   const ask = debounce(read, WAIT);
   const area = (value) => h("textarea", { rows: 2, dir: "auto", spellcheck: "false", oninput: ask }, value);
@@ -56,7 +57,8 @@ export function create(health) {
 
   function read() {
     const body = { src: src.value.trim(), tgt: tgt.value.trim(), model: model.value };
-    if (head.value) body.head = Number(head.value);
+    const chosenHead = head.value;
+    if (chosenHead) body.head = Number(chosenHead);
     if (!body.src || !body.tgt) {
       requests.cancel();
       requests.fail("");
@@ -65,6 +67,7 @@ export function create(health) {
     }
     requests.run((signal) => call("attention", { body, signal }), (answer) => {
       readings = answer.readings;
+      readHead = chosenHead;
       const chosen = kind.selectedIndex;
       kind.replaceChildren(...readings.map((each, k) => h("option", { value: k }, each.kind)));
       kind.selectedIndex = Math.max(0, Math.min(chosen, readings.length - 1));
@@ -95,7 +98,8 @@ export function create(health) {
     const scores = (fromSrc ? reading.src_to_tgt : reading.tgt_to_src)[Number(layer.input.value) - 1];
     const [rows, columns] = fromSrc ? [reading.src, reading.tgt] : [reading.tgt, reading.src];
     const share = reading.shares[Number(layer.input.value) - 1];
-    const text = `At layer ${layer.input.value}, ${decimal(100 * share, 0)} % of the attention goes to the other sentence; uniform attention would give ${decimal(100 * reading.uniform, 0)} %.`;
+    const place = `${readHead ? `In head ${readHead} of` : "At"} layer ${layer.input.value}`;
+    const text = `${place}, ${decimal(100 * share, 0)} % of the attention goes to the other sentence; uniform attention would give ${decimal(100 * reading.uniform, 0)} %.`;
     const matrix = scoreMatrix(rows, columns, scores, { label: "Share of attention", low: 0, digits: 3 });
     output.replaceChildren(h("div", { class: "card" }, h("p", { class: "soft" }, text), matrix));
   }

@@ -34,14 +34,20 @@ export function create(health) {
       "div",
       { class: "card" },
       field("One text per line: language, tab, text", text),
-      h("div", { class: "row" }, field("Unit", unit), method, h("label", { class: "check" }, labels, "Labels")),
+      h(
+        "div",
+        { class: "row" },
+        field("Unit", unit),
+        method,
+        h("label", { class: "check" }, labels, "Labels"),
+        plotted.map(({ fields }) => fields),
+      ),
       examples(SPACES, (example) => {
         text.value = example.text;
         unit.value = example.unit;
         project();
       }),
     ),
-    h("div", { class: "two" }, plotted.map(({ node: choices }) => choices)),
     requests.node,
     output,
   );
@@ -119,7 +125,6 @@ function createModelChoice(models, number, onchange) {
   }
 
   const isOne = models.length === 1;
-  const [modelLabel, layerLabel] = isOne ? ["", "Layer"] : [`Model ${number + 1}`, `Layer of model ${number + 1}`];
-  const node = h("div", { class: "card row" }, isOne ? null : field(modelLabel, model), field(layerLabel, layer));
-  return { node, read };
+  const layerField = field(isOne ? "Layer" : `Layer of model ${number + 1}`, layer);
+  return { fields: isOne ? [layerField] : [field(`Model ${number + 1}`, model), layerField], read };
 }
