@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
@@ -20,6 +21,9 @@ from calque.types import Links
 from calque.word_alignment import build
 from calque.word_alignment.build import AlignerOptions, BuiltAligner
 from calque.word_alignment.protocol import AlignedBlock, AlignReport, WordPair
+
+if TYPE_CHECKING:
+    from calque.word_alignment.neural import AlignSettings
 
 WINDOW = 50
 
@@ -37,6 +41,11 @@ class ToyAligner:
 
     def with_layer(self, layer: int) -> ToyAligner:
         return ToyAligner(layer, self.delay)
+
+    def align_each(
+        self, pairs: Sequence[WordPair], settings: Sequence[AlignSettings]
+    ) -> list[AlignedBlock]:
+        return [self.with_layer(choice.layer or 0).align_block(pairs) for choice in settings]
 
     def align_block(self, pairs: Sequence[WordPair], first: int = 0) -> AlignedBlock:
         time.sleep(self.delay)
@@ -73,8 +82,11 @@ def build_aligner(options: AlignerOptions, *_: object) -> BuiltAligner:
     return ToyBuilt(aligner, "toy", int(os.environ.get("TOY_BLOCK", "8")), options)
 
 
-def build_sweep(options: AlignerOptions) -> tuple[dict[str, ToyAligner], list[int]]:
-    return {"ot": ToyAligner(), "argmax": ToyAligner()}, [1, 2]
+def build_sweep(options: AlignerOptions) -> tuple[ToyAligner, list[AlignSettings]]:
+    from calque.word_alignment.neural import AlignSettings
+    from calque.word_alignment.sweep import list_choices
+
+    return ToyAligner(), list_choices(AlignSettings(), [1, 2])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from calque.algorithms.matching import itermax, mutual_argmax
-from calque.algorithms.transport import exponential_log_kernel, log_sinkhorn
+from calque.algorithms.transport import (
+    exponential_log_kernel,
+    log_sinkhorn,
+    product_log_kernel,
+)
 
 SHAPES = [(4, 6), (7, 3), (1, 5), (6, 1), (1, 1), (9, 9)]
 LENGTHS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=4)
@@ -170,6 +174,29 @@ def test_kernel_by_hand() -> None:
     assert log_kernel.tolist() == [[[2.0, -24.0, -torch.inf]]]
     gradient = torch.autograd.grad(log_kernel[valid].sum(), similarity)[0]
     assert gradient.flatten().tolist() == [8.0, 8.0, 0.0]
+
+
+@pytest.mark.parametrize("mu", [1.0, 0.2])
+@pytest.mark.parametrize("n_iterations", [1, 2, 5])
+def test_xlm_align_as_written(mu: float, n_iterations: int) -> None:
+    """Eq. 1 (without its minus sign) and 4 to 6 in loops: u = 1 / Kv, then v = 1 / Kᵀu."""
+    products = np.random.default_rng(4).normal(1.0, 2.0, size=(4, 6))
+    K = np.array([[np.exp(np.log(max(1e-6, p)) / mu) for p in row] for row in products])
+    u, v = np.zeros(4), np.ones(6)
+    for _ in range(n_iterations):
+        for i in range(4):
+            u[i] = 1 / sum(K[i, j] * v[j] for j in range(6))
+        for j in range(6):
+            v[j] = 1 / sum(K[i, j] * u[i] for i in range(4))
+    expected = np.array([[u[i] * K[i, j] * v[j] for j in range(6)] for i in range(4)])
+    similarity = torch.from_numpy(products)[None]
+    log_kernel = product_log_kernel(similarity, torch.ones_like(similarity).bool(), 1 / mu)
+    ones = torch.ones(1, 4, dtype=torch.float64), torch.ones(1, 6, dtype=torch.float64)
+    plan = log_sinkhorn(log_kernel, *ones, n_iterations, scale_first="rows").exp()[0]
+    np.testing.assert_allclose(plan.numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(plan.sum(dim=0), np.ones(6), rtol=1e-9)  # columns are exact
+    other = log_sinkhorn(log_kernel, *ones, n_iterations).exp()[0]
+    np.testing.assert_allclose(other.sum(dim=1), np.ones(4), rtol=1e-9)  # rows are exact
 
 
 @pytest.mark.parametrize("sharpness", [1.0, 20.0])

@@ -344,8 +344,43 @@ def test_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["align", "in", "--gold", "gold", "--sweep"]) == 0
     rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     # At layer 2 the toy gives 0-0 1-0 2-1: one of three is right.
-    assert ["1", "0.00", "0.00"] in rows
-    assert ["2", "66.67", "66.67"] in rows
+    assert ["1", *["0.00"] * 7] in rows  # three methods, and ot with four values of sharpness
+    assert ["2", *["66.67"] * 7] in rows
+
+
+def test_sweep_on_development_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in").write_text("a b c ||| x y z\n" * 5)
+    # The first and the fourth pair say layer 1, the others would say layer 2.
+    first, other = "0-0 1-1 2-2\n", "0-0 1-0 2-1\n"
+    Path("gold").write_text(first + other + other + first + other)
+    assert run(["align", "in", "--gold", "gold", "--sweep", "--dev-every", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "of 2 pairs" in " ".join(printed.replace("\n", " ").split())
+    rows = [line.replace("│", " ").split() for line in printed.splitlines()]
+    assert ["2", "that", "chose", "it", *["100.00"] * 3, "0.00"] in rows
+    assert ["3", "others", *["33.33"] * 3, "66.67"] in rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--dev-every", "5"], "--dev-every works with --sweep only"),
+        (["--store"], "--store works with --sweep only"),
+        (["--sweep", "--store"], "--store changes the config.json of a model folder"),
+        (["--sweep", "--dev-every", "2"], "1 are for development and none for the test"),
+        (["--unit", "letters"], "--unit letters does not exist"),
+        (["--similarity", "l2"], "--similarity l2 does not exist"),
+        (["--scale-first", "none"], "--scale-first none does not exist"),
+        (["--aligner", "eflomal", "--sharpness", "9"], "--sharpness cannot be used here"),
+        (["--aligner", "hybrid", "--unit", "subwords"], "--unit cannot be used here"),
+    ],
+)
+def test_errors_of_sweeps_and_settings(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("in").write_text("a b c ||| x y z\n")
+    Path("gold").write_text("0-0 1-1 2-2\n")
+    fails(["in", "--gold", "gold", *arguments], problem, capsys)
 
 
 # Killed and resumed

@@ -258,6 +258,28 @@ def test_weights_and_reductions(tiny_encoder: Encoder, demo_rows: DemoRows) -> N
     assert loss == pytest.approx(expected)
 
 
+@both_shapes
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_the_sum_over_the_queries_of_a_pair(
+    share: float, shape: BatchShape | None, tiny_encoder: Encoder, demo_rows: DemoRows
+) -> None:
+    """Eq. 15, with a loop over pairs and queries; the batch is the mean of its pairs."""
+    settings: dict[str, Any] = {"label_layer": 3, "label_share": share, "pointer_weight": 2.0}
+    objective = make_objective(**settings, reduction="sum")
+    batch = make_batch(objective, tiny_encoder, demo_rows[:12], shape)
+    terms = objective(tiny_encoder, batch)
+    with torch.no_grad():
+        queries = losses_alone(objective, tiny_encoder, batch)
+    n_labeled = sum(
+        bool((batch.sides[start:stop] == LEFT).any())
+        for start, stop in pairwise(batch.clean.offsets.tolist())
+    )
+    n_masked = int((batch.masked.labels != NO_LABEL).sum())
+    expected = terms.metrics["tlm"] * n_masked / 12 + 2 * queries.sum() / n_labeled
+    torch.testing.assert_close(terms.loss, expected)
+    assert n_labeled == 12 if share == 1 else 0 < n_labeled < 12
+
+
 # Self-labelling inside training
 
 

@@ -67,27 +67,33 @@ def test_pairs_in_one_block_are_linked_independently(
 
 
 def plan_by_hand(
-    similarity: Tensor, kernel: Literal["dot", "cosine"], sharpness: float
+    similarity: Tensor, kernel: Literal["dot", "cosine"], sharpness: float, first: str
 ) -> npt.NDArray[np.float64]:
-    """Columns, then rows, scaled to sums of 1, twice: the paper's Eq. 4 to 6 in float64."""
+    """Rows and columns scaled to sums of 1, twice: the paper's Eq. 4 to 6 in float64."""
     wide = similarity.double().numpy()
     kernels = {"dot": np.maximum(1e-6, wide) ** sharpness, "cosine": np.exp(sharpness * wide)}
     plan: npt.NDArray[np.float64] = kernels[kernel]
     for _ in range(2):
-        plan = plan / plan.sum(axis=0, keepdims=True)
-        plan = plan / plan.sum(axis=1, keepdims=True)
+        for axis in (1, 0) if first == "rows" else (0, 1):
+            plan = plan / plan.sum(axis=axis, keepdims=True)
     return plan
 
 
-@given(sizes, st.integers(0, 99), st.sampled_from(["dot", "cosine"]), st.sampled_from([1.0, 7.0]))
+@given(
+    sizes,
+    st.integers(0, 99),
+    st.sampled_from(["dot", "cosine"]),
+    st.sampled_from([1.0, 7.0]),
+    st.sampled_from(["columns", "rows"]),
+)
 def test_the_plan_equals_that_of_the_paper(
-    shapes: list[tuple[int, int]], seed: int, similarity: Any, sharpness: float
+    shapes: list[tuple[int, int]], seed: int, similarity: Any, sharpness: float, first: Any
 ) -> None:
     pairs = [2 * pair - 0.5 for pair in draw_pairs(shapes, seed)]
-    rules = LabelRules(similarity, sharpness)
+    rules = LabelRules(similarity, sharpness, scale_first=first)
     found = transport_plan(*put_into_one_block(pairs), rules)
     for rows, columns, pair in cut_places(pairs):
-        expected = plan_by_hand(pair[0], similarity, sharpness)
+        expected = plan_by_hand(pair[0], similarity, sharpness, first)
         np.testing.assert_allclose(found[0, rows, columns], expected, rtol=2e-3, atol=1e-7)
         found[:, rows, columns] = 0
     assert found.eq(0).all()

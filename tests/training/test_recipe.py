@@ -193,7 +193,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "objectives.1.batch_tokens": 65_536,
         "objectives.1.probability": 0.15,
         "objectives.1.weight": 1.0,
-        "objectives.1.reduction": "sum",
+        "objectives.1.reduction": "mean",
         "objectives.1.similarity": "dot",
         "objectives.1.sharpness": 1.0,
         "objectives.1.labels": "transport",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.tokens.words import WordEncoder
 from calque.word_alignment.neural import AlignSettings, Method, WordAligner, link_words
+from calque.word_alignment.pair_windows import PairLayout, build_pair_batch, split_pairs
 
 Row = tuple[str, str, str]
 Pair = tuple[list[str], list[str]]
@@ -195,12 +198,12 @@ def itermax_by_hand(scores: np.ndarray, alpha: float = 0.9) -> set[tuple[int, in
     }
 
 
-def link(method: Method, cosines: np.ndarray, **options: float) -> set[tuple[int, int]]:
+def link(method: Method, cosines: np.ndarray, **options: Any) -> set[tuple[int, int]]:
     """Link one sentence pair, padded with a row and a column that are not valid."""
     shape = cosines.shape[0] + 1, cosines.shape[1] + 1
     similarity, valid = torch.ones(1, *shape), torch.zeros(1, *shape, dtype=torch.bool)
     similarity[0, :-1, :-1], valid[0, :-1, :-1] = torch.from_numpy(cosines).float(), True
-    settings = AlignSettings(method=method, **options)  # type: ignore[arg-type]
+    settings = AlignSettings(method=method, **options)
     links, _ = link_words(similarity, valid, settings)
     return {(i, j) for _, i, j in links.nonzero().tolist()}
 
@@ -242,6 +245,79 @@ def test_other_methods_by_hand() -> None:
         assert link("match", cosines) == set(zip(rows.tolist(), columns.tolist(), strict=True))
         above = {(i, j) for i, j in mutual_by_hand(cosines) if cosines[i, j] >= 0.6}
         assert link("argmax", cosines, threshold=0.6) == above
+
+
+@pytest.mark.parametrize("first", ["columns", "rows"])
+@pytest.mark.parametrize("mu", [1.0, 0.25])
+def test_dot_products_have_the_kernel_of_xlm_align(first: Any, mu: float) -> None:
+    n_other_order = 0
+    for products in draw_cosines():
+        products = 20 * products
+        plans = {}
+        for order in ("columns", "rows"):
+            plan = np.maximum(1e-6, products) ** (1 / mu)
+            for _ in range(2):
+                for axis in (1, 0) if order == "rows" else (0, 1):
+                    plan = plan / plan.sum(axis=axis, keepdims=True)
+            plans[order] = itermax_by_hand(plan)
+        options: dict[str, Any] = {"similarity": "dot", "sharpness": 1 / mu}
+        assert link("ot", products, **options, scale_first=first) == plans[first]
+        n_other_order += plans["rows"] != plans["columns"]
+        positive = np.maximum(1e-6, products)
+        assert link("itermax", products, **options) == itermax_by_hand(positive)
+        assert link("argmax", products, **options) == mutual_by_hand(positive)
+    assert n_other_order > 3
+
+
+def test_the_sharpness_belongs_to_the_similarity(tiny_encoder: Encoder) -> None:
+    stored = {"alignment": {"sharpness": 7.0}}
+    config = tiny_encoder.config
+    with mock.patch.object(config, "calque", stored, create=True):
+        assert AlignSettings.of(tiny_encoder).sharpness == 7.0
+        assert AlignSettings.of(tiny_encoder, similarity="cosine").sharpness == 7.0
+        assert AlignSettings.of(tiny_encoder, similarity="dot").sharpness == 1.0
+        assert AlignSettings.of(tiny_encoder, similarity="dot", sharpness=3.0).sharpness == 3.0
+    with pytest.raises(InputError, match="the sharpness is 0"):
+        AlignSettings.of(tiny_encoder, sharpness=0.0)
+
+
+@pytest.mark.parametrize("encode", ["joint", "separate"])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_words_are_linked_if_any_subwords_are(
+    tiny_encoder: Encoder, pairs: list[Pair], encode: Any, similarity: Any
+) -> None:
+    """Every subword is given as a word of its own, and links are then read word by word."""
+    aligner = WordAligner(
+        tiny_encoder,
+        method="ot",
+        layer=2,
+        encode=encode,
+        similarity=similarity,
+        unit="subwords",
+        sharpness=5.0,
+    )
+    words = WordEncoder(tiny_encoder.tokenizer)
+    layout = PairLayout.of(tiny_encoder, encode, "continue")
+    n_several = 0
+    for pair, found in zip(pairs, aligner.align(pairs), strict=True):
+        windows = split_pairs(words, [pair], layout.limits)
+        batch = build_pair_batch(windows, np.array([0]), layout)
+        with torch.no_grad():
+            (states,) = tiny_encoder(batch.tokens, [2])
+        src, tgt = states[batch.src_positions], states[batch.tgt_positions]
+        if similarity == "cosine":
+            cosines = torch.cosine_similarity(src[:, None], tgt[None], dim=-1).double().numpy()
+            plan = np.exp(5 * cosines)
+        else:
+            plan = np.maximum(1e-6, (src @ tgt.T).double().numpy()) ** 5
+        links = itermax_by_hand(sinkhorn_by_hand(plan, 2))
+        owners = batch.src_slots.tolist(), batch.tgt_slots.tolist()
+        expected = {(owners[0][i], owners[1][j]) for i, j in links}
+        n_several += len(expected) < len(links)
+        assert set(found) == expected
+    assert n_several > 3
+    single = aligner.align_each(pairs[:5], [aligner.settings])[0]
+    assert (single.links.scores > 0).all() and (single.links.scores <= 1).all()
 
 
 def test_evidence_is_added_to_the_log_kernel() -> None:

@@ -6,9 +6,30 @@ sharp kernels neither overflow nor vanish.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+# XLM-Align, Eq. 1: ε keeps the logarithm of a product finite.
+MIN_PRODUCT = 1e-6
+
+
+def product_log_kernel(
+    products: Float[Tensor, "pairs src tgt"],
+    valid: Bool[Tensor, "pairs src tgt"],
+    sharpness: float = 1.0,
+) -> Float[Tensor, "pairs src tgt"]:
+    """Return log K with K = max(ε, hᵢᵀhⱼ)^sharpness, and −inf where not valid.
+
+    XLM-Align, Eq. 1 and 5 with μ = 1 / sharpness. Paper: the minus sign of Eq. 1 is a misprint.
+
+    >>> products = torch.tensor([[[4.0, -2.0]]])
+    >>> product_log_kernel(products, products < 9, sharpness=0.5).exp()
+    tensor([[[2.0000e+00, 1.0000e-03]]])
+    """
+    return exponential_log_kernel(products.clamp(min=MIN_PRODUCT).log(), valid, sharpness)
 
 
 def exponential_log_kernel(
@@ -18,6 +39,7 @@ def exponential_log_kernel(
 ) -> Float[Tensor, "pairs src tgt"]:
     """Return log K with K = exp(sharpness · s), and −inf where not valid (XLM-Align, Eq. 5).
 
+    Paper: s is log max(ε, hᵢᵀhⱼ), as in `product_log_kernel`; with cosines, norms do not matter.
     This is entropic transport at cost 1 − s with regularization μ = 1 / sharpness.
 
     >>> cosines = torch.tensor([[[0.5, -0.5]]])
@@ -32,12 +54,14 @@ def log_sinkhorn(
     src_mass: Float[Tensor, "pairs src"],
     tgt_mass: Float[Tensor, "pairs tgt"],
     n_iterations: int = 2,
+    scale_first: Literal["columns", "rows"] = "columns",
 ) -> Float[Tensor, "pairs src tgt"]:
     """Return the logarithm of the transport plan diag(u) K diag(v) (XLM-Align, Eq. 4 and 6).
 
     Each iteration scales the columns, then the rows, so that they sum to the masses: rows are
-    exact after every iteration, columns in the limit, as in POT and in XLM-Align's code. A row or
-    column without similarity (padding) stays empty, whatever its mass.
+    exact after every iteration, columns in the limit, as in POT and in XLM-Align's code. With
+    `scale_first="rows"` it is the other way round, as Eq. 6 is written. A row or column without
+    similarity (padding) stays empty, whatever its mass.
 
     >>> log_kernel = torch.tensor([[[1000.0, 0.0], [0.0, -1000.0]]])
     >>> halves = torch.tensor([[0.5, 0.5]])
@@ -45,6 +69,8 @@ def log_sinkhorn(
     tensor([[[0.2500, 0.2500],
              [0.2500, 0.2500]]])
     """
+    if scale_first == "rows":
+        return log_sinkhorn(log_kernel.mT, tgt_mass, src_mass, n_iterations).mT
     log_src, log_tgt = _safe_log(src_mass), _safe_log(tgt_mass)
     log_plan = log_kernel
     for _ in range(n_iterations):

@@ -92,7 +92,21 @@ def align(
         bool, typer.Option("--gold-from-one", help="The words in --gold are counted from 1.")
     ] = False,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Score every layer and method against --gold.")
+        bool,
+        typer.Option("--sweep", help="Score every layer, method and sharpness against --gold."),
+    ] = False,
+    dev_every: Annotated[
+        int | None,
+        typer.Option(
+            "--dev-every",
+            min=2,
+            metavar="N",
+            help="Choose in --sweep on every Nth pair, and score the choice on the others.",
+        ),
+    ] = None,
+    store: Annotated[
+        bool,
+        typer.Option("--store", help="Store the best of --sweep in the config.json of --model."),
     ] = False,
     aligner: Annotated[
         str | None,
@@ -172,6 +186,37 @@ def align(
             help="joint (both sides in one sequence) or separate. Default: the model's best.",
         ),
     ] = None,
+    sharpness: Annotated[
+        float | None,
+        typer.Option(
+            "--sharpness",
+            metavar="S",
+            help="Of ot: exp(S · cos), or dot products to the power S. Default: the model's best.",
+        ),
+    ] = None,
+    similarity: Annotated[
+        str | None,
+        typer.Option(
+            "--similarity", metavar="NAME", help="cosine, or dot as in XLM-Align. Default: cosine."
+        ),
+    ] = None,
+    unit: Annotated[
+        str | None,
+        typer.Option(
+            "--unit",
+            metavar="NAME",
+            help="words, or subwords: words are linked if any of their subwords are. "
+            "Default: words.",
+        ),
+    ] = None,
+    scale_first: Annotated[
+        str | None,
+        typer.Option(
+            "--scale-first",
+            metavar="NAME",
+            help="Of ot: columns, or rows as in XLM-Align. Default: columns.",
+        ),
+    ] = None,
     languages: Annotated[
         str | None,
         typer.Option(
@@ -198,7 +243,8 @@ def align(
     zcat big.gz | calque align - > links
     calque align big.tsv -o links --resume     after an interruption; the same bytes
     calque align test.text --gold test.gold    precision, recall, F1 and AER
-    calque align test.text --gold test.gold --sweep        ... by layer and method
+    calque align dev.text --gold dev.gold --sweep          ... by layer, method and sharpness
+    calque align dev.text --gold dev.gold --sweep --dev-every 5 --model DIR --store
     calque align test.text --bitext train.txt              hybrid: the best with a bitext
     calque align de-en.text --bitext en-de.tsv.xz --tokenize-bitext de-en --reverse-bitext
     calque align bitext.tsv --aligner eflomal --save m     ... then hybrid with --load m
@@ -222,6 +268,10 @@ def align(
             method=method,
             layer=layer,
             encode=encode,
+            sharpness=sharpness,
+            similarity=similarity,
+            unit=unit,
+            scale_first=scale_first,
             languages=languages,
             maps=maps,
             tokenize=tokenize,
@@ -231,6 +281,8 @@ def align(
             gold=gold,
             gold_from_one=gold_from_one,
             sweep=sweep,
+            dev_every=dev_every,
+            store=store,
             bitext=bitext or (),
             tokenize_bitext=tokenize_bitext,
             reverse_bitext=reverse_bitext,
@@ -251,6 +303,8 @@ def align(
     if result.gold is not None or result.sweep is not None:
         _print_scores(result, to_stderr=is_stdout and not sweep)
     if result.sweep is not None:
+        if store:
+            print(f"{model}/config.json: best settings stored", file=sys.stderr)
         return
     if save is not None:
         notes = f"statistical model trained on {result.n_training_pairs:,} pairs"
@@ -265,10 +319,11 @@ def _print_scores(result: AlignResult, *, to_stderr: bool) -> None:
     """Print the scores against gold links; to standard error if links are on standard output."""
     from rich.console import Console
 
-    from calque.cli.alignment_tables import tabulate_counts, tabulate_sweep
+    from calque.cli.alignment_tables import tabulate_choice, tabulate_counts, tabulate_sweep
 
     if result.sweep is not None:
-        Console().print(tabulate_sweep(result.sweep, result.n_pairs))
+        Console().print(tabulate_sweep(result.sweep))
+        Console().print(tabulate_choice(result.sweep))
     elif result.gold is not None:
         table = tabulate_counts(result.gold, result.aligner, result.n_pairs)
         Console(stderr=to_stderr).print(table)

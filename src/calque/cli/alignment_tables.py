@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from calque.word_alignment.linked_bitext import LinkReport
     from calque.word_alignment.protocol import WordPair
     from calque.word_alignment.scoring import LinkCounts
+    from calque.word_alignment.sweep import Sweep
 
 SCORES = {"precision": "precision", "recall": "recall", "f1": "F1", "aer": "AER"}
 COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red")
@@ -33,17 +34,39 @@ def tabulate_counts(counts: LinkCounts, name: str, n_pairs: int) -> Table:
     return table
 
 
-def tabulate_sweep(sweep: Mapping[str, Mapping[int, LinkCounts]], n_pairs: int) -> Table:
-    """Return a table of the AER of every method at every layer, with the lowest in bold."""
-    table = Table(title=f"alignment error rate of {n_pairs:,} pairs (%)")
+def tabulate_sweep(sweep: Sweep) -> Table:
+    """Return a table of the AER of every layer, method and sharpness, with the best in bold."""
+    table = Table(title=f"alignment error rate of {sweep.n_pairs:,} pairs (%)")
     table.add_column("layer", justify="right")
-    for method in sweep:
-        table.add_column(method, justify="right")
-    lowest = min(counts.aer for by_layer in sweep.values() for counts in by_layer.values())
-    for layer in next(iter(sweep.values())):
-        rates = [by_layer[layer].aer for by_layer in sweep.values()]
-        cells = [f"[bold]{100 * r:.2f}[/]" if r == lowest else f"{100 * r:.2f}" for r in rates]
-        table.add_row(str(layer), *cells)
+    columns: dict[str, dict[int | None, str]] = {}
+    for choice, counts in sweep.counts.items():
+        cell = f"{100 * counts.aer:.2f}"
+        title = f"ot {choice.sharpness:g}" if choice.method == "ot" else choice.method
+        columns.setdefault(title, {})[choice.layer] = (
+            f"[bold]{cell}[/]" if choice == sweep.best else cell
+        )
+    for title in columns:
+        table.add_column(title, justify="right")
+    for layer in dict.fromkeys(choice.layer for choice in sweep.counts):
+        table.add_row(str(layer), *(by_layer[layer] for by_layer in columns.values()))
+    return table
+
+
+def tabulate_choice(sweep: Sweep) -> Table:
+    """Return the scores of the best settings, also on the pairs that did not choose them."""
+    best = sweep.best
+    name = f"{best.method} layer {best.layer}"
+    if best.method == "ot":
+        name += f" sharpness {best.sharpness:g}"
+    table = Table(title=f"best: {name} (%)")
+    table.add_column("pairs")
+    for title in SCORES.values():
+        table.add_column(title, justify="right")
+    parts = [(f"{sweep.n_pairs:,} that chose it", sweep.counts[best])]
+    if sweep.test is not None:
+        parts.append((f"{sweep.n_test_pairs:,} others", sweep.test))
+    for label, counts in parts:
+        table.add_row(label, *(f"{100 * getattr(counts, metric):.2f}" for metric in SCORES))
     return table
 
 

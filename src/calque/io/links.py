@@ -172,6 +172,11 @@ class GoldLinks:
         sure, possible = (select_pairs(links, start, stop) for links in (self.sure, self.possible))
         return GoldLinks(sure, possible, self.file)
 
+    def take(self, numbers: Sequence[int]) -> GoldLinks:
+        """Return some pairs, given in ascending order and renumbered from 0."""
+        sure, possible = (take_pairs(links, numbers) for links in (self.sure, self.possible))
+        return GoldLinks(sure, possible, self.file)
+
     def check_words(self, pairs: Sequence[WordPair], first: int = 0) -> None:
         """Raise InputError if a link is outside its pair; `pairs` start at number `first`."""
         found = select_pairs(self.possible, first, first + len(pairs))
@@ -224,6 +229,14 @@ def select_pairs(links: Links, start: int, stop: int) -> Links:
     own = slice(*np.searchsorted(links.pairs, [start, stop]).tolist())
     pairs = links.pairs[own] - start
     return Links(pairs, links.src[own], links.tgt[own], links.scores[own], stop - start)
+
+
+def take_pairs(links: Links, numbers: Sequence[int]) -> Links:
+    """Return the links of some pairs, given in ascending order and renumbered from 0."""
+    wanted = np.array(numbers, dtype=np.int64)
+    own = np.isin(links.pairs, wanted)
+    pairs = np.searchsorted(wanted, links.pairs[own])
+    return Links(pairs, links.src[own], links.tgt[own], links.scores[own], len(wanted))
 
 
 def format_links(

@@ -24,6 +24,7 @@ from calque.objectives.base import (
 from calque.objectives.masked_lm import mask_batch, masked_lm_loss, masking_rules, store_positions
 from calque.objectives.self_label_check import MIN_ACCURACY, self_label_accuracy
 from calque.objectives.self_labels import (
+    LEFT,
     NEITHER,
     LabelRules,
     PairBlocks,
@@ -60,8 +61,9 @@ class DenoisingAlignmentSettings(ObjectiveSettings):
     positions: Literal["reset", "continue"] = "continue"
     tlm_weight: float = Field(1.0, ge=0)
     pointer_weight: float = Field(1.0, ge=0)
-    # "sum" of the two mean losses; "token": mean over all masked tokens and queries together.
-    reduction: Literal["sum", "token"] = "sum"
+    # "mean": the mean over masked tokens plus the mean over queries; "token": the mean over all of
+    # them together; "sum": their sum over a pair (Eq. 15), averaged over the pairs of a batch.
+    reduction: Literal["mean", "sum", "token"] = "mean"
     # The layer whose states give the labels. Default: 10/12 of the layers.
     label_layer: int | None = None
     # The fraction of pairs that are labeled: labels cost a forward pass without gradients.
@@ -73,6 +75,8 @@ class DenoisingAlignmentSettings(ObjectiveSettings):
     # "argmax": links that are best from both sides; "union": from either side, without a filter.
     filter: Literal["itermax", "argmax", "union"] = "itermax"
     iterations: int = Field(2, gt=0)
+    # Sinkhorn scales "rows" first in the paper's Eq. 6, "columns" first in the authors' code.
+    scale_first: Literal["columns", "rows"] = "columns"
     rounds: int = Field(2, gt=0)
     alpha: float = Field(0.9, gt=0, le=1)
     # The layer whose states the pointer network reads. Default: the last.
@@ -90,6 +94,7 @@ class DenoisingAlignmentSettings(ObjectiveSettings):
             self.iterations,
             self.rounds,
             self.alpha,
+            self.scale_first,
         )
 
 
@@ -125,6 +130,7 @@ class AlignmentBatch(TensorBatch):
     All arrays below `clean` are those of its tokens. `flat` are their indices among the masked
     tokens, None if all pairs are labeled. `spans` are start and end of a token relative to the
     length of its sentence; `chance` is a random number in [0, 1); `links` are the self-labels.
+    `n_pairs` is the number of masked pairs.
     """
 
     masked: MaskedBatch
@@ -134,6 +140,7 @@ class AlignmentBatch(TensorBatch):
     spans: Float[Tensor, "clean 2"]
     is_masked: Bool[Tensor, "clean"]
     chance: Float[Tensor, "clean"]
+    n_pairs: Int[Tensor, ""]
     links: Bool[Tensor, "blocks width width"] | None = None
 
     @property
@@ -196,7 +203,9 @@ class DenoisingAlignment(Objective):
         blocks = PairBlocks.of(batch.clean, batch.sides)
         pointer, n_queries = self._pointer_loss(batch, blocks, pointed)
         n_masked = (batch.masked.labels != NO_LABEL).sum()
-        loss = self._combine(tlm, n_masked, pointer, n_queries)
+        weighted = self.settings.tlm_weight * tlm, self.settings.pointer_weight * pointer
+        n_pairs = batch.n_pairs, count_pairs(batch.sides)
+        loss = combine_losses(weighted, (n_masked, n_queries), n_pairs, self.settings.reduction)
         return LossTerms(loss, {"tlm": tlm, "pointer": pointer} | describe_links(batch, blocks))
 
     def find_problem(
@@ -249,11 +258,38 @@ class DenoisingAlignment(Objective):
         links = (links | links.mT) & choose_queries(batch, blocks, self.settings)
         return pointer_loss(logits, links, cells | cells.mT)
 
-    def _combine(self, tlm: Tensor, n_masked: Tensor, pointer: Tensor, n_queries: Tensor) -> Tensor:
-        tlm, pointer = self.settings.tlm_weight * tlm, self.settings.pointer_weight * pointer
-        if self.settings.reduction == "sum":
-            return tlm + pointer
-        return (tlm * n_masked + pointer * n_queries) / (n_masked + n_queries)
+
+def combine_losses(
+    means: Sequence[Tensor],
+    counts: Sequence[Tensor],
+    n_pairs: Sequence[Tensor],
+    reduction: Literal["mean", "sum", "token"],
+) -> Float[Tensor, ""]:
+    """Return one loss from the mean TLM loss and the mean pointer loss.
+
+    `counts` are the masked tokens and the queries, `n_pairs` the pairs that they are from. Paper:
+    "sum" (Eq. 15) is the loss of one pair, here averaged over the pairs of the batch.
+
+    >>> means, counts, n_pairs = torch.tensor([[2.0, 1.0], [9.0, 3.0], [3.0, 2.0]])
+    >>> [combine_losses(means, counts, n_pairs, how).item() for how in ("mean", "token", "sum")]
+    [3.0, 1.75, 7.5]
+    """
+    if reduction == "mean":
+        return means[0] + means[1]
+    sums = means[0] * counts[0], means[1] * counts[1]
+    if reduction == "token":
+        return (sums[0] + sums[1]) / (counts[0] + counts[1])
+    return sums[0] / n_pairs[0] + sums[1] / n_pairs[1].clamp(min=1)
+
+
+def count_pairs(sides: Int[Tensor, "tokens"]) -> Int[Tensor, ""]:
+    """Return the number of pairs: how often a left sentence begins.
+
+    >>> count_pairs(torch.tensor([0, 1, 1, 0, 2, 0, 0, 1, 0, 2, 0])).item()
+    2
+    """
+    is_left = sides == LEFT
+    return (is_left[1:] & ~is_left[:-1]).sum()
 
 
 def label_pairs(
@@ -316,11 +352,12 @@ class AlignmentCollator:
         is_masked = torch.zeros(len(tokens.ids), dtype=torch.bool)
         is_masked[masked.masked[masked.labels != NO_LABEL]] = True
         spans = torch.from_numpy(find_relative_spans(flat_sides.numpy()))
+        n_pairs = count_pairs(flat_sides)
         clean, flat = choose_pairs(tokens, self.label_share, generator)
         if flat is not None:
             flat_sides, spans, is_masked = flat_sides[flat], spans[flat], is_masked[flat]
         chance = torch.rand(len(clean.ids), generator=generator)
-        return AlignmentBatch(masked, clean, flat, flat_sides, spans, is_masked, chance)
+        return AlignmentBatch(masked, clean, flat, flat_sides, spans, is_masked, chance, n_pairs)
 
     def _pack(self, left: Ragged, right: Ragged) -> tuple[TokenBatch, Int[Tensor, "tokens"]]:
         """Join and pack the pairs; sides are packed together with positions."""

@@ -14,7 +14,12 @@ import torch
 from torch.nn import functional as F
 
 from calque.algorithms.matching import mutual_argmax
-from calque.algorithms.transport import exponential_log_kernel, log_sinkhorn
+from calque.algorithms.transport import (
+    MIN_PRODUCT,
+    exponential_log_kernel,
+    log_sinkhorn,
+    product_log_kernel,
+)
 from calque.models.attention import padded_indices
 from calque.tokens.layout import add_pair_special_tokens, join_sides
 from calque.tokens.ragged import Ragged
@@ -32,8 +37,6 @@ if TYPE_CHECKING:
 
 # The side of a token: left sentence, right sentence, or neither (special token or padding).
 NEITHER, LEFT, RIGHT = 0, 1, 2
-# XLM-Align, Eq. 1: ε keeps the logarithm of a product finite.
-MIN_PRODUCT = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class LabelRules:
     """How hidden states become links.
 
     The kernel of the optimal transport is max(ε, hᵢᵀhⱼ)^sharpness for dot products (Paper: the
-    sharpness 1/μ is 1), and exp(sharpness · cos) for cosines.
+    sharpness 1/μ is 1), and exp(sharpness · cos) for cosines. `scale_first` is "rows" in the paper
+    and "columns" in the authors' code.
     """
 
     similarity: Literal["dot", "cosine"] = "dot"
@@ -51,6 +55,7 @@ class LabelRules:
     n_iterations: int = 2
     n_rounds: int = 2
     alpha: float = 0.9
+    scale_first: Literal["columns", "rows"] = "columns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +124,14 @@ def transport_plan(
 ) -> Float[Tensor, "blocks width width"]:
     """Return the optimal transport plan of every pair (XLM-Align, Eq. 1–6).
 
-    Paper: Eq. 1 has a minus sign, which is a misprint. Rows and columns of a pair have mass 1, as
-    in the paper; uniform masses would scale all entries of a pair equally.
+    Rows and columns of a pair have mass 1, as in the paper; uniform masses would scale all entries
+    of a pair equally.
     """
-    if rules.similarity == "dot":
-        similarity = similarity.clamp(min=MIN_PRODUCT).log()
-    kernel = exponential_log_kernel(similarity, cells, rules.sharpness)
+    log_kernel = product_log_kernel if rules.similarity == "dot" else exponential_log_kernel
+    kernel = log_kernel(similarity, cells, rules.sharpness)
     src_mass, tgt_mass = (cells.any(dim=side).to(kernel.dtype) for side in (2, 1))
-    return log_sinkhorn(kernel, src_mass, tgt_mass, rules.n_iterations).exp()
+    plan = log_sinkhorn(kernel, src_mass, tgt_mass, rules.n_iterations, rules.scale_first)
+    return plan.exp()
 
 
 def find_links(

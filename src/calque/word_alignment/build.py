@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from calque.io.resumable import RunSettings
     from calque.models.encoder import Encoder
     from calque.types import Progress
-    from calque.word_alignment.neural import WordAligner
+    from calque.word_alignment.neural import AlignSettings, WordAligner
     from calque.word_alignment.protocol import Aligner, WordPair
     from calque.word_alignment.statistical import StatisticalAligner
 
@@ -30,6 +30,7 @@ STATISTICAL = ("eflomal", "fast-align")
 ALIGNERS = ("neural", *STATISTICAL, "hybrid")
 METHODS = ("ot", "itermax", "argmax", "match")
 ENCODINGS = ("joint", "separate")
+SIMILARITIES, UNITS, SCALE_FIRST = ("cosine", "dot"), ("words", "subwords"), ("columns", "rows")
 # Pairs per block. A GPU needs more pairs to fill its batches, and repeats a lost block faster.
 BLOCK_PAIRS = {"cpu": 2048, "cuda": 16384}
 # The sides of the bitext are reported as swapped if this many times as many words match that way.
@@ -45,6 +46,10 @@ class AlignerOptions:
     method: str | None = None
     layer: int | None = None
     encode: str | None = None
+    sharpness: float | None = None
+    similarity: str | None = None
+    unit: str | None = None
+    scale_first: str | None = None
     batch_tokens: int | None = None
     device: str = "auto"
     bitext: tuple[str, ...] = ()
@@ -61,6 +66,9 @@ class AlignerOptions:
         check_choice("--aligner", self.aligner, ALIGNERS)
         check_choice("--method", self.method, METHODS)
         check_choice("--encode", self.encode, ENCODINGS)
+        check_choice("--similarity", self.similarity, SIMILARITIES)
+        check_choice("--unit", self.unit, UNITS)
+        check_choice("--scale-first", self.scale_first, SCALE_FIRST)
         if self.symmetrize is not None:
             from calque.algorithms.symmetrize import SYMMETRIZATIONS
 
@@ -83,6 +91,11 @@ class AlignerOptions:
             ),
             (statistical and self.adapt, "--adapt", "choose --aligner hybrid or neural"),
             (statistical and self.method, "--method", "choose --aligner hybrid or neural"),
+            # The weights of the hybrid are tuned for averaged words and one sharpness.
+            (self.sharpness and not neural, "--sharpness", "choose --aligner neural"),
+            (self.similarity and not neural, "--similarity", "choose --aligner neural"),
+            (self.unit and not neural, "--unit", "choose --aligner neural"),
+            (self.scale_first and not neural, "--scale-first", "choose --aligner neural"),
             (self.save_model and not self.adapt, "--save-model", "add --adapt"),
             (self.adapt_steps and not self.adapt, "--adapt-steps", "add --adapt"),
             (self.maps and not self.languages, "--maps", "add --languages, such as de-en"),
@@ -114,15 +127,19 @@ class AlignerOptions:
         maps = None if self.languages is None else self.maps or True
         return load_encoder(self.model, self.device, maps=maps)
 
-    def build_neural(self, encoder: Encoder, method: str | None = None) -> WordAligner:
+    def build_neural(self, encoder: Encoder) -> WordAligner:
         """Build the aligner that uses the encoder alone."""
         from calque.word_alignment.neural import WordAligner
 
         return WordAligner(
             encoder,
-            method=cast(Any, method or self.method),
+            method=cast(Any, self.method),
             layer=self.layer,
             encode=cast(Any, self.encode),
+            sharpness=self.sharpness,
+            similarity=cast(Any, self.similarity),
+            unit=cast(Any, self.unit),
+            scale_first=cast(Any, self.scale_first),
             languages=self.languages,
             batch_tokens=self.batch_tokens,
         )
@@ -151,6 +168,10 @@ class BuiltAligner:
             "method": options.method,
             "layer": options.layer,
             "encode": options.encode,
+            "sharpness": options.sharpness,
+            "similarity": options.similarity,
+            "unit": options.unit,
+            "scale_first": options.scale_first,
             "batch_tokens": options.batch_tokens,
             "symmetrize": options.symmetrize,
         }
@@ -219,13 +240,14 @@ def build_aligner(
     )
 
 
-def build_sweep(options: AlignerOptions) -> tuple[dict[str, WordAligner], list[int]]:
-    """Build one aligner per method, and list the layers at which to try them."""
-    encoder = options.load_encoder()
-    methods = METHODS if options.method is None else (options.method,)
-    layers = range(encoder.n_layers + 1) if options.layer is None else [options.layer]
-    numbers = [encoder.check_layer(layer) for layer in layers]
-    return {method: options.build_neural(encoder, method) for method in methods}, numbers
+def build_sweep(options: AlignerOptions) -> tuple[WordAligner, list[AlignSettings]]:
+    """Build an aligner, and list the settings to try: those of the options, otherwise all."""
+    from calque.word_alignment.sweep import list_choices
+
+    aligner = options.build_neural(options.load_encoder())
+    layers = [aligner.layer] if options.layer is not None else range(aligner.encoder.n_layers + 1)
+    method = cast(Any, options.method)
+    return aligner, list_choices(aligner.settings, list(layers), method, options.sharpness)
 
 
 def choose_library() -> str:

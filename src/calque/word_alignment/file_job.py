@@ -41,11 +41,12 @@ from calque.types import SentencePair
 from calque.word_alignment import build
 from calque.word_alignment.build import AlignerOptions, BuiltAligner
 from calque.word_alignment.protocol import AlignedBlock, Aligner, AlignReport, WordPair
-from calque.word_alignment.scoring import LinkCounts, check_gold, count_layers, count_links
+from calque.word_alignment.scoring import LinkCounts, check_gold, count_links
 
 if TYPE_CHECKING:
     from calque.models.encoder import Encoder
     from calque.types import Progress
+    from calque.word_alignment.sweep import Sweep
 
 LanguagePair: TypeAlias = str | tuple[str, str]
 SplitPair: TypeAlias = Callable[[SentencePair], WordPair]
@@ -63,8 +64,8 @@ class AlignResult:
 
     The counts are those of `AlignReport`; `n_skipped` lines were invalid, and `n_resumed` pairs
     had been aligned before an interruption. `gold` compares the links with gold links, and `sweep`
-    does so by method and layer. In the processes of torchrun other than the first `is_main` is
-    false and all counts are 0.
+    does so by layer, method and sharpness. In the processes of torchrun other than the first
+    `is_main` is false and all counts are 0.
     """
 
     output: Path | None
@@ -73,7 +74,7 @@ class AlignResult:
     n_skipped: int = 0
     n_resumed: int = 0
     gold: LinkCounts | None = None
-    sweep: dict[str, dict[int, LinkCounts]] | None = None
+    sweep: Sweep | None = None
     n_training_pairs: int = 0
     adapted_model: Path | None = None
     is_main: bool = True
@@ -99,6 +100,10 @@ def align_file(
     method: str | None = None,
     layer: int | None = None,
     encode: str | None = None,
+    sharpness: float | None = None,
+    similarity: str | None = None,
+    unit: str | None = None,
+    scale_first: str | None = None,
     languages: LanguagePair | None = None,
     maps: PathLike | None = None,
     tokenize: LanguagePair | None = None,
@@ -108,6 +113,8 @@ def align_file(
     gold: PathLike | None = None,
     gold_from_one: bool = False,
     sweep: bool = False,
+    dev_every: int | None = None,
+    store: bool = False,
     bitext: PathLike | Sequence[PathLike] = (),
     tokenize_bitext: LanguagePair | None = None,
     reverse_bitext: bool = False,
@@ -142,6 +149,13 @@ def align_file(
         layer: Layer of the encoder; 0 is the embedding layer, -1 the last. Default: stored with
             the model.
         encode: "joint" (both sides in one sequence) or "separate". Default: stored with the model.
+        sharpness: Factor of the cosines in optimal transport, or exponent of dot products.
+            Default: stored with the model.
+        similarity: "cosine", or "dot" as in XLM-Align. Default: stored with the model.
+        unit: "words" (means of subwords are compared) or "subwords" (words are linked if any of
+            their subwords are, as in XLM-Align). Default: stored with the model.
+        scale_first: "columns", or "rows" as in XLM-Align, for optimal transport. Default: stored
+            with the model.
         languages: Languages whose linear maps are applied, such as "de-en".
         maps: Folder with the linear maps. Default: the model folder.
         tokenize: Languages such as "de-en" if the text is not yet split into words at spaces.
@@ -150,7 +164,9 @@ def align_file(
         scores: Write the score of every link; jsonl always has them.
         gold: File with gold links (i-j sure, ipj possible); fills `AlignResult.gold`.
         gold_from_one: The words in `gold` are counted from 1 instead of 0.
-        sweep: Instead of writing links, score every method and layer against `gold`.
+        sweep: Instead of writing links, score every layer, method and sharpness against `gold`.
+        dev_every: With `sweep`, choose on every Nth pair and score the choice on the others.
+        store: With `sweep`, store the best settings in the config.json of the model folder.
         bitext: More sentence pairs to train on, besides the file itself.
         tokenize_bitext: Languages for splitting `bitext` into words. Default: as `tokenize`.
         reverse_bitext: The first side of `bitext` is the second side of the file.
@@ -175,6 +191,10 @@ def align_file(
         method=method,
         layer=layer,
         encode=encode,
+        sharpness=sharpness,
+        similarity=similarity,
+        unit=unit,
+        scale_first=scale_first,
         batch_tokens=batch_tokens,
         device=device,
         bitext=tuple(os.fspath(path) for path in more),
@@ -205,9 +225,12 @@ def align_file(
                 yield split_bitext(SentencePair(pair.tgt, pair.src) if reverse_bitext else pair)
 
     if sweep:
-        _check_sweep(job, options, gold, writes=output is not None)
+        _check_sweep(job, options, gold, dev_every, store=store, writes=output is not None)
         known = read_gold(cast(PathLike, gold), from_one=gold_from_one)
-        return _sweep(job, options, split, known, progress)
+        return _sweep(job, options, split, known, dev_every, progress, store=store)
+    if dev_every is not None or store:
+        option = "--dev-every" if dev_every is not None else "--store"
+        raise InputError(f"{option} works with --sweep only", fix="add --sweep, or drop it")
     with join_shard_group() as shard:
         inputs = [
             os.fspath(path) for path in (*job.paths, *options.bitext, gold) if path is not None
@@ -466,7 +489,13 @@ class _GoldScorer:
 
 
 def _check_sweep(
-    job: _FileJob, options: AlignerOptions, gold: PathLike | None, *, writes: bool
+    job: _FileJob,
+    options: AlignerOptions,
+    gold: PathLike | None,
+    dev_every: int | None,
+    *,
+    store: bool,
+    writes: bool,
 ) -> None:
     if options.aligner != "neural" or options.adapt:
         problem = "--sweep tries the layers of an encoder, and trains nothing"
@@ -475,6 +504,12 @@ def _check_sweep(
         raise InputError("--sweep needs gold links", fix="pass them with --gold")
     if writes or job.resume or job.skip_bad is not None:
         raise InputError("--sweep writes no files", fix="drop -o, --resume and --skip-bad")
+    if dev_every is not None and dev_every < 2:
+        problem = f"--dev-every {dev_every} leaves no pairs for the test"
+        raise InputError(problem, fix="pass 2 or more")
+    if store and (not isinstance(options.model, str | Path) or not Path(options.model).is_dir()):
+        problem = "--store changes the config.json of a model folder, and none was given"
+        raise InputError(problem, fix="pass the folder with --model")
 
 
 def _sweep(
@@ -482,19 +517,22 @@ def _sweep(
     options: AlignerOptions,
     split: SplitPair,
     gold: GoldLinks,
+    dev_every: int | None,
     progress: Progress | None,
+    *,
+    store: bool,
 ) -> AlignResult:
-    """Score every method at every layer."""
+    """Score every layer, method and sharpness, and store the best ones if asked to."""
+    from calque.word_alignment.sweep import store_choice, sweep_settings
+
     pairs = [split(pair) for pair in job.read()]
     check_gold(gold, len(pairs), display_name(job.paths[0]))
     gold.check_words(pairs)
-    aligners, layers = build.build_sweep(options)
-    counts = {}
-    for method, aligner in aligners.items():
-        counts[method] = count_layers(aligner, pairs, gold, layers)
-        if progress is not None:
-            progress("methods", len(counts), len(aligners))
-    return AlignResult(None, "sweep", AlignReport(len(pairs)), sweep=counts)
+    aligner, choices = build.build_sweep(options)
+    found = sweep_settings(aligner, choices, pairs, gold, dev_every=dev_every, progress=progress)
+    if store:
+        store_choice(Path(cast(PathLike, options.model)), found.best)
+    return AlignResult(None, "sweep", AlignReport(len(pairs)), sweep=found)
 
 
 def _encode_block(block: list[SentencePair]) -> bytes:

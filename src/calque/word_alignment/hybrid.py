@@ -129,6 +129,8 @@ def build_hybrid_words(
         layer=layer,
         encode=encode,
         sharpness=SHARPNESS,
+        similarity="cosine",
+        unit="words",
         batch_tokens=batch_tokens,
     )
 

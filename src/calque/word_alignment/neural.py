@@ -1,21 +1,27 @@
 """Word links from the hidden states of a multilingual encoder.
 
 The states of one layer are averaged word by word and compared across the two sentences. Links are
-read from the similarities by optimal transport, mutual argmax, itermax or matching.
+read from the similarities by optimal transport, mutual argmax, itermax or matching. XLM-Align links
+subwords instead, and words follow their subwords: see `AlignSettings`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from calque.algorithms.matching import itermax, max_weight_matching, mutual_argmax
-from calque.algorithms.transport import log_sinkhorn
+from calque.algorithms.transport import (
+    MIN_PRODUCT,
+    exponential_log_kernel,
+    log_sinkhorn,
+    product_log_kernel,
+)
 from calque.errors import InputError, check_choice
 from calque.models.inference import BATCH_TOKENS, check_maps, device_of, run_batches
 from calque.models.pooling import pool_words
@@ -44,6 +50,11 @@ if TYPE_CHECKING:
 
 Method = Literal["ot", "itermax", "argmax", "match"]
 Encoding = Literal["joint", "separate"]
+Similarity = Literal["cosine", "dot"]
+Unit = Literal["words", "subwords"]
+METHODS, ENCODINGS = get_args(Method), get_args(Encoding)
+SIMILARITIES, UNITS = get_args(Similarity), get_args(Unit)
+DEFAULT_SHARPNESS = {"cosine": 20.0, "dot": 1.0}
 BLOCK_PAIRS = 2048
 # exp(−200) is negligible beside the exponential of any cosine times the sharpness.
 MIN_LOG_SCORE = -200.0
@@ -61,9 +72,13 @@ class Evidence(Protocol):
 class AlignSettings:
     """How links are made; a model may store its best settings as "alignment" in its configuration.
 
-    `sharpness` multiplies the cosines in the exponential of optimal transport and of the scores,
-    and a link needs at least a cosine of `threshold`. `positions` says whether the positions of
-    the second sentence of a joint pair start again from 0, as they did when the model was trained.
+    `sharpness` is s in the kernel of optimal transport and of the scores, exp(s · cos); a link
+    needs at least a similarity of `threshold`. `positions` says whether the positions of the second
+    sentence of a joint pair start again from 0, as they did when the model was trained.
+
+    XLM-Align's aligner is `similarity="dot"`, with the kernel max(ε, hᵀh)^s and s = 1/μ (Eq. 1 and
+    5); `scale_first="rows"`, the order of Eq. 6; and `unit="subwords"`, where words are linked if
+    any of their subwords are.
     """
 
     method: Method = "itermax"
@@ -73,6 +88,9 @@ class AlignSettings:
     sharpness: float = 20.0
     threshold: float = -1.0
     n_iterations: int = 2
+    similarity: Similarity = "cosine"
+    unit: Unit = "words"
+    scale_first: Literal["columns", "rows"] = "columns"
 
     @classmethod
     def of(cls, encoder: Encoder, **chosen: Any) -> Self:
@@ -84,10 +102,19 @@ class AlignSettings:
             problem = f"the model has alignment settings that are not known here: {names}"
             raise InputError(problem, fix="install a newer version of calque")
         given = {name: value for name, value in chosen.items() if value is not None}
+        similarity = stored.get("similarity", "cosine")
+        if given.get("similarity", similarity) != similarity:
+            stored["sharpness"] = DEFAULT_SHARPNESS[given["similarity"]]
         settings = cls(**(stored | given))
-        check_choice("method", settings.method, ("ot", "itermax", "argmax", "match"))
-        check_choice("encode", settings.encode, ("joint", "separate"))
+        check_choice("method", settings.method, METHODS)
+        check_choice("encode", settings.encode, ENCODINGS)
         check_choice("positions", settings.positions, ("reset", "continue"))
+        check_choice("similarity", settings.similarity, SIMILARITIES)
+        check_choice("unit", settings.unit, UNITS)
+        check_choice("scale_first", settings.scale_first, ("columns", "rows"))
+        if settings.sharpness <= 0:
+            problem = f"the sharpness is {settings.sharpness:g}"
+            raise InputError(problem, fix="pass a number greater than 0")
         return replace(settings, layer=encoder.choose_layer("words", settings.layer))
 
 
@@ -105,8 +132,13 @@ class WordAligner:
             options default to the settings stored with the model.
         layer: Layer of the encoder; 0 is the embedding layer, -1 the last.
         encode: "joint" (both sentences in one sequence) or "separate".
-        sharpness: Factor of the cosines in optimal transport and in the scores.
-        threshold: Minimum cosine of a link.
+        sharpness: Factor of the cosines in optimal transport and in the scores; the exponent of
+            dot products.
+        threshold: Minimum cosine (or dot product) of a link.
+        similarity: "cosine", or "dot" with XLM-Align's kernel max(ε, hᵀh)^sharpness.
+        unit: "words" compares the means of subwords; "subwords" links subwords, and words if any
+            of their subwords are linked, as XLM-Align does.
+        scale_first: "columns", or "rows" as in XLM-Align's Eq. 6, for optimal transport.
         languages: Languages of the two sides, for a model loaded with linear maps. Sentences are
             then encoded separately, as they were when the maps were fitted.
         batch_tokens: Tokens per batch. Default: chosen for the device.
@@ -121,6 +153,9 @@ class WordAligner:
         encode: Encoding | None = None,
         sharpness: float | None = None,
         threshold: float | None = None,
+        similarity: Similarity | None = None,
+        unit: Unit | None = None,
+        scale_first: Literal["columns", "rows"] | None = None,
         languages: tuple[str, str] | None = None,
         batch_tokens: int | None = None,
     ) -> None:
@@ -140,6 +175,9 @@ class WordAligner:
             encode=encode,
             sharpness=sharpness,
             threshold=threshold,
+            similarity=similarity,
+            unit=unit,
+            scale_first=scale_first,
         )
         self._layout = PairLayout.of(encoder, self.settings.encode, self.settings.positions)
         self._words = WordEncoder(encoder.tokenizer)
@@ -185,28 +223,45 @@ class WordAligner:
     ) -> Mapping[int, AlignedBlock]:
         """Align some pairs at several layers in one pass of the encoder."""
         numbers = [self.encoder.check_layer(layer) for layer in layers]
+        settings = [replace(self.settings, layer=number) for number in numbers]
+        return dict(zip(numbers, self.align_each(pairs, settings, evidence), strict=True))
+
+    def align_each(
+        self,
+        pairs: Sequence[WordPair],
+        settings: Sequence[AlignSettings],
+        evidence: Evidence | None = None,
+    ) -> list[AlignedBlock]:
+        """Align some pairs with each of several settings in one pass of the encoder.
+
+        The settings may differ in everything but `encode` and `positions`.
+        """
+        numbers = sorted({choice.layer for choice in settings if choice.layer is not None})
         windows = split_pairs(self._words, pairs, self._layout.limits)
         device = device_of(self.encoder)
-        parts: dict[int, list[WindowLinks]] = {number: [] for number in numbers}
+        parts: list[list[WindowLinks]] = [[] for _ in settings]
         maps = {number: self._find_maps(number) for number in numbers}
 
         @torch.inference_mode()
         def align_batch(rows: IntArray) -> None:
             batch = build_pair_batch(windows, rows, self._layout).to(device)
             more = None if evidence is None else evidence.score(windows, rows).to(device)
-            for number, states in zip(numbers, self.encoder(batch.tokens, numbers), strict=True):
-                self.encoder.check_finite(states, number)
-                similarity, valid = compare_words(states, batch, maps[number])
-                links, scores = link_words(similarity, valid, self.settings, more)
-                parts[number].append(WindowLinks.of(rows, links, scores))
+            states = dict(zip(numbers, self.encoder(batch.tokens, numbers), strict=True))
+            for number in numbers:
+                self.encoder.check_finite(states[number], number)
+            for choice, found in zip(settings, parts, strict=True):
+                assert choice.layer is not None
+                layer_maps = maps[choice.layer]
+                links, scores, _ = link_batch(states[choice.layer], batch, choice, layer_maps, more)
+                found.append(WindowLinks.of(rows, links, scores))
 
         budget = self.batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
         n_tokens = self._layout.count_tokens(windows)
         batches = batch_by_length(n_tokens, budget) if len(windows) else []
         run_batches(align_batch, batches, torch.get_num_threads() if device.type == "cpu" else 1)
-        blocks = {}
-        for number in numbers:
-            links = gather_links(windows, parts[number], len(pairs))
+        blocks = []
+        for found in parts:
+            links = gather_links(windows, found, len(pairs))
             report = AlignReport(
                 len(pairs),
                 len(links.pairs),
@@ -215,7 +270,7 @@ class WordAligner:
                 windows.n_windows,
                 windows.n_cut,
             )
-            blocks[number] = AlignedBlock(links, report)
+            blocks.append(AlignedBlock(links, report))
         return blocks
 
     def _find_maps(self, layer: int) -> SideMaps:
@@ -226,10 +281,38 @@ class WordAligner:
         return self.maps.find(src, layer), self.maps.find(tgt, layer)
 
 
+def link_batch(
+    states: Float[Tensor, "tokens hidden"],
+    batch: PairBatch,
+    settings: AlignSettings,
+    maps: SideMaps = (None, None),
+    evidence: Float[Tensor, "windows src tgt"] | None = None,
+) -> tuple[
+    Bool[Tensor, "windows src tgt"],
+    Float[Tensor, "windows src tgt"],
+    Float[Tensor, "windows src tgt"],
+]:
+    """Return the links, scores and similarities of the words of every window.
+
+    If subwords are linked, a word pair has the highest score and similarity of its subword pairs.
+    """
+    if settings.unit == "words":
+        similarity, valid = compare_words(states, batch, maps, settings.similarity)
+        return (*link_words(similarity, valid, settings, evidence), similarity)
+    pieces = batch.split_words()
+    similarity, valid = compare_words(states, pieces, maps, settings.similarity)
+    links, scores = link_words(similarity, valid, settings)
+    is_linked = pieces.max_by_word(links.float(), batch) > 0
+    return is_linked, pieces.max_by_word(scores, batch), pieces.max_by_word(similarity, batch)
+
+
 def compare_words(
-    states: Float[Tensor, "tokens hidden"], batch: PairBatch, maps: SideMaps = (None, None)
+    states: Float[Tensor, "tokens hidden"],
+    batch: PairBatch,
+    maps: SideMaps = (None, None),
+    similarity: Similarity = "cosine",
 ) -> tuple[Float[Tensor, "windows src tgt"], Bool[Tensor, "windows src tgt"]]:
-    """Return the cosines of all word pairs of every window, and which word pairs exist.
+    """Return the similarities of all word pairs of every window, and which word pairs exist.
 
     A word's vector is the mean of its subwords, mapped if its side has a map. Words without
     subwords do not exist here.
@@ -240,6 +323,8 @@ def compare_words(
     tgt, has_tgt = _pool(
         states[batch.tgt_positions], batch.tgt_slots, batch.n_windows, batch.tgt_width, maps[1]
     )
+    if similarity == "cosine":
+        src, tgt = F.normalize(src, dim=-1), F.normalize(tgt, dim=-1)
     return src @ tgt.mT, has_src[:, :, None] & has_tgt[:, None, :]
 
 
@@ -249,13 +334,17 @@ def link_words(
     settings: AlignSettings,
     evidence: Float[Tensor, "windows src tgt"] | None = None,
 ) -> tuple[Bool[Tensor, "windows src tgt"], Float[Tensor, "windows src tgt"]]:
-    """Return links and their scores from cosines, to which log scores may be added as evidence.
+    """Return links and their scores from similarities; evidence is added to the log kernel.
 
     A score from 0 to 1 is the geometric mean of two softmax probabilities, over the words of
     either side. The method "ot" applies itermax to the transport plan of a few Sinkhorn
     iterations between uniform masses of the words.
     """
-    log_kernel = torch.where(valid, settings.sharpness * similarity, -torch.inf)
+    if settings.similarity == "dot":
+        log_kernel = product_log_kernel(similarity, valid, settings.sharpness)
+        similarity = similarity.clamp(min=MIN_PRODUCT)
+    else:
+        log_kernel = exponential_log_kernel(similarity, valid, settings.sharpness)
     if evidence is not None:
         log_kernel = log_kernel + evidence
         similarity = (log_kernel / settings.sharpness).clamp(min=-1.0)
@@ -266,10 +355,13 @@ def link_words(
             filled / filled.sum(dim=1, keepdim=True).clamp(min=1)
             for filled in (valid.any(dim=2), valid.any(dim=1))
         )
-        plan = log_sinkhorn(log_kernel, src_mass, tgt_mass, settings.n_iterations).exp()
+        plan = log_sinkhorn(
+            log_kernel, src_mass, tgt_mass, settings.n_iterations, settings.scale_first
+        ).exp()
         links = itermax(plan.masked_fill(~valid, -torch.inf))
     elif settings.method == "itermax":
-        links = itermax(((1 + similarity) / 2).masked_fill(~valid, -torch.inf))
+        positive = similarity if settings.similarity == "dot" else (1 + similarity) / 2
+        links = itermax(positive.masked_fill(~valid, -torch.inf))
     elif settings.method == "argmax":
         links = mutual_argmax(log_kernel)
     else:
@@ -285,7 +377,7 @@ def _pool(
     W: Float[Tensor, "hidden hidden"] | None,
 ) -> tuple[Float[Tensor, "windows width hidden"], Bool[Tensor, "windows width"]]:
     words = pool_words(states, slots, n_windows * width)
-    words = F.normalize(words if W is None else words @ W.to(words), dim=-1)
+    words = words if W is None else words @ W.to(words)
     filled = torch.zeros(n_windows * width, dtype=torch.bool, device=states.device)
     filled[slots] = True
     return words.view(n_windows, width, -1), filled.view(n_windows, width)

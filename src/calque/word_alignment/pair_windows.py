@@ -209,6 +209,64 @@ class PairBatch:
             tgt_slots=self.tgt_slots.to(device, non_blocking=True),
         )
 
+    def split_words(self) -> PairBatch:
+        """Return the same windows with every subword as a word of its own."""
+        src_slots, src_width = _number_pieces(self.src_slots, self.n_windows, self.src_width)
+        tgt_slots, tgt_width = _number_pieces(self.tgt_slots, self.n_windows, self.tgt_width)
+        return replace(
+            self,
+            src_slots=src_slots,
+            tgt_slots=tgt_slots,
+            src_width=src_width,
+            tgt_width=tgt_width,
+        )
+
+    def max_by_word(
+        self, values: Float[Tensor, "windows src tgt"], words: PairBatch
+    ) -> Float[Tensor, "windows words_src words_tgt"]:
+        """Return the highest value among the subword pairs of every word pair.
+
+        `values` belong to this batch, which is `words.split_words()`. Word pairs without subwords
+        get −1.
+        """
+        src = self._find_words(self.src_slots, words.src_slots, self.src_width, words.src_width)
+        tgt = self._find_words(self.tgt_slots, words.tgt_slots, self.tgt_width, words.tgt_width)
+        by_tgt = _max_of_rows(values.mT, tgt, words.tgt_width).mT
+        return _max_of_rows(by_tgt, src, words.src_width)
+
+    def _find_words(
+        self,
+        piece_slots: Int[Tensor, "pieces"],
+        word_slots: Int[Tensor, "pieces"],
+        n_pieces: int,
+        n_words: int,
+    ) -> Int[Tensor, "windows width"]:
+        """Return the word of every subword within its window; padding gets `n_words`."""
+        found = word_slots.new_full((self.n_windows * n_pieces,), n_words)
+        found[piece_slots] = word_slots % n_words
+        return found.view(self.n_windows, n_pieces)
+
+
+def _max_of_rows(
+    values: Float[Tensor, "windows pieces others"], words: Int[Tensor, "windows pieces"], n: int
+) -> Float[Tensor, "windows n others"]:
+    """Return the highest row of every word, elementwise; −1 for words without rows."""
+    highest = values.new_full((len(values), n + 1, values.shape[2]), -1.0)
+    index = words[:, :, None].expand_as(values)
+    return highest.scatter_reduce(1, index, values, "amax", include_self=False)[:, :n]
+
+
+def _number_pieces(
+    slots: Int[Tensor, "pieces"], n_windows: int, width: int
+) -> tuple[Int[Tensor, "pieces"], int]:
+    """Return a slot for every subword, and the most subwords of a window."""
+    owners = slots // width
+    counts = torch.bincount(owners, minlength=n_windows)
+    most = int(counts.max())
+    starts = counts.cumsum(0) - counts
+    places = torch.arange(len(slots), device=slots.device) - starts[owners]
+    return owners * most + places, most
+
 
 def build_pair_batch(windows: PairWindows, rows: IntArray, layout: PairLayout) -> PairBatch:
     """Pack some windows into one batch."""
