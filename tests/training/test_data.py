@@ -331,6 +331,62 @@ def test_maximum_length_of_one_objective_does_not_change_another(
     assert read_ids(before[1]) == read_ids(after[1])
 
 
+# Sentences joined to blocks
+
+
+def take_epoch(stream: BatchStream[Any]) -> dict[str, list[list[int]]]:
+    """Return the examples of every corpus, in its order."""
+    found: dict[str, list[list[int]]] = {}
+    for corpus in stream.corpora:
+        text = corpus.sides[0].gather(corpus.index)
+        parts = np.split(text.ids, np.cumsum(text.lengths)[:-1])
+        found.setdefault(corpus.name, []).extend(part.tolist() for part in parts)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest"),
+    [([], 40), (["data.max_length=9"], 9), (["objectives.0.max_length=60"], 60)],
+)
+def test_joined_sentences_are_all_read_once(
+    changes: list[str], longest: int, open_any: OpenStream
+) -> None:
+    """Training and validation have the tokens of single sentences, in blocks of full length."""
+    kind, joins = "kind: masked_lm, batch_tokens: 512", "data.join_sentences=true"
+    single = open_any(kind, "data.max_length=256")
+    joined = open_any(kind, joins, *changes)
+    for one, other in ((single.training, joined.training), (single.validation, joined.validation)):
+        assert one is not None and other is not None
+        sentences, blocks = take_epoch(one), take_epoch(other)
+        assert sentences.keys() == blocks.keys()
+        for language, found in blocks.items():
+            tokens = [token for block in found for token in block]
+            assert tokens == [token for sentence in sentences[language] for token in sentence]
+            assert max(map(len, found)) <= longest - 2
+    assert joined.n_too_long == 0
+    lengths = find_lengths(joined)
+    assert np.mean(lengths) > 0.7 * longest and max(lengths) == longest
+    (share,) = {corpus.share for corpus in joined.training.corpora if corpus.name == "fi"}
+    assert share < min(each for name, each in shares_of(single) if name == "fi")  # short sentences
+
+
+def test_joining_does_not_change_pairs(open_pair: OpenStream) -> None:
+    plain, joined = (open_pair(1, f"data.join_sentences={value}") for value in ("false", "true"))
+    assert take_epoch(plain.training) == take_epoch(joined.training)
+    assert shares_of(plain) == shares_of(joined)
+
+
+def test_stream_of_blocks_resumes_at_any_batch(open_any: OpenStream) -> None:
+    stream = open_any("kind: masked_lm, batch_tokens: 256", "data.join_sentences=true").training
+    batches = list(islice(load_batches(stream), 12))
+    for position, _ in batches[:10:3]:
+        copy = pickle.loads(pickle.dumps(stream))
+        resumed = islice(load_batches(copy, position=position), 12 - position.count)
+        for (_, batch), (_, other) in zip(batches[position.count :], resumed, strict=True):
+            assert batch.tokens.ids.tolist() == other.tokens.ids.tolist()
+            assert batch.labels.tolist() == other.labels.tolist()
+
+
 class _Named(MaskedLM):
     needs_languages = True
 

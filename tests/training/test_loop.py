@@ -109,6 +109,19 @@ def test_interrupted_run_resumes_bit_identically(
     assert names[0] == names[1]
 
 
+def test_run_on_joined_sentences_resumes_bit_identically(
+    tiny_recipe: MakeRecipe, tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny_recipe("data.join_sentences=true", "schedule.steps=4")
+    train(recipe, output=tmp_path / "straight", prepared=tiny_text)
+    interrupt_at(monkeypatch, 2, recipe, tiny_text, tmp_path / "resumed")
+    with pytest.raises(InputError, match="recipe"):
+        single = tiny_recipe("schedule.steps=4")
+        train(single, output=tmp_path / "resumed", prepared=tiny_text, resume=True)
+    train(recipe, output=tmp_path / "resumed", prepared=tiny_text, resume=True)
+    assert_same_run(tmp_path / "straight", tmp_path / "resumed", 4)
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

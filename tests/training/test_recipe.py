@@ -287,6 +287,7 @@ def test_newer_keys_without_a_value_are_not_written(tiny_recipe: MakeRecipe) -> 
     for change in (
         "objectives.0.batch_examples=9",
         "objectives.1.text=raw",
+        "data.join_sentences=true",
         "model.decoder={}",
         "data.sources=[{path: x, kind: vectors, max_words: 9}]",
     ):

@@ -22,7 +22,7 @@ from calque.tokens.sampling import BlockSampler, derive_seed
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from calque.tokens.store import PreviousSentences, TokenStore, VectorStore
+    from calque.tokens.store import JoinedSentences, PreviousSentences, TokenStore, VectorStore
 
     IntArray = npt.NDArray[np.int64]
 
@@ -32,20 +32,20 @@ BLOCK_SIZE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """The sentences of one language (one side) or the bitext of one language pair (two sides).
+    """The text of one language (one side) or the bitext of one language pair (two sides).
 
     `index` lists the examples in use; the others are too long or reserved for validation.
     `extras` are stores that a batch also receives, but that do not count toward its length.
     """
 
     name: str
-    sides: tuple[TokenStore | PreviousSentences, ...]
+    sides: tuple[TokenStore | PreviousSentences | JoinedSentences, ...]
     index: npt.NDArray[np.integer[Any]]
     share: float
     extras: tuple[TokenStore | VectorStore, ...] = ()
 
     @property
-    def stores(self) -> tuple[TokenStore | PreviousSentences | VectorStore, ...]:
+    def stores(self) -> tuple[TokenStore | PreviousSentences | JoinedSentences | VectorStore, ...]:
         """Return all stores that a batch reads, sides first."""
         return self.sides + self.extras
 

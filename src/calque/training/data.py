@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,13 @@ from calque.tokens.linked import STORES
 from calque.tokens.prepare import PreparedCorpus
 from calque.tokens.ragged import BatchShape, assign_rows
 from calque.tokens.sampling import compact_arange, language_probabilities
-from calque.tokens.store import VECTORS, PreviousSentences, TokenStore, VectorStore
+from calque.tokens.store import (
+    VECTORS,
+    JoinedSentences,
+    PreviousSentences,
+    TokenStore,
+    VectorStore,
+)
 from calque.tokens.streams import BatchLimits, BatchStream, Corpus
 
 if TYPE_CHECKING:
@@ -70,11 +77,10 @@ def open_stream(
     units = _open_suitable(objective, prepared, folder, data)
     n_special = objective.count_special_tokens(special_tokens)
     key, max_length = data.find_max_length(objective.settings)
+    if data.join_sentences and objective.n_sides == 1 and not objective.needs_vectors:
+        units = [_join(unit, max_length - n_special) for unit in units]
     separate = objective.encodes_separately
-    parts = [
-        _split(unit, n_special, max_length, data.validation_examples, separate=separate)
-        for unit in units
-    ]
+    parts = [_split(unit, n_special, max_length, separate=separate) for unit in units]
     kept = [(unit, part) for unit, part in zip(units, parts, strict=True) if len(part.training)]
     if not kept:
         kind = describe_text(objective)
@@ -154,14 +160,20 @@ def choose_shape(
 class _Unit:
     """Stores that are sampled together under one language or language pair.
 
-    The extras are what the objective needs besides the text: the subwords of linked words and the
-    links, or the vectors of words.
+    The last `n_validation` examples are kept for validation. The extras are what the objective
+    needs besides the text: the subwords of linked words and the links, or the vectors of words.
     """
 
     key: str
-    sides: tuple[TokenStore | PreviousSentences, ...]
-    size: float
+    sides: tuple[TokenStore | PreviousSentences | JoinedSentences, ...]
+    weight: float
+    n_validation: int
     extras: tuple[TokenStore | VectorStore, ...] = ()
+
+    @property
+    def size(self) -> float:
+        """Return the number of examples, multiplied by the weight of the source."""
+        return self.weight * len(self.sides[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,31 +203,40 @@ def _open_suitable(
             f"the vectors have different dimensions, from {widths[0]} to {widths[-1]}",
             fix="use vectors of one dimension",
         )
-    units = [unit for corpus in chosen for unit in _open_units(corpus, folder, objective)]
+    units = [unit for corpus in chosen for unit in _open_units(corpus, folder, objective, data)]
     return [unit for unit in units if unit.size > 0]
 
 
-def _open_units(corpus: PreparedCorpus, folder: Path, objective: Objective) -> list[_Unit]:
+def _open_units(
+    corpus: PreparedCorpus, folder: Path, objective: Objective, data: DataSection
+) -> list[_Unit]:
     """Open bitext as pairs for objectives on pairs, and as two languages for the others."""
     here, languages = folder / corpus.name, corpus.languages
     stores = tuple(TokenStore.open(here / f"side{side}") for side in range(len(languages)))
-    size = corpus.weight * corpus.n_examples
+    n_validation = min(data.validation_examples, int(VALIDATION_SHARE * len(stores[0])))
+    build = partial(_Unit, weight=corpus.weight, n_validation=n_validation)
     if objective.n_sides == 1:
         extras = (VectorStore.open(here / VECTORS),) if objective.needs_vectors else ()
         return [
-            _Unit(language, (store,), size, extras)
+            build(language, (store,), extras=extras)
             for language, store in zip(languages, stores, strict=True)
         ]
     if objective.pairs_neighbors:
-        return [_Unit(languages[0], (PreviousSentences(stores[0]), stores[0]), size)]
+        return [build(languages[0], (PreviousSentences(stores[0]), stores[0]))]
     names = STORES if objective.needs_links else ()
     links = tuple(TokenStore.open(here / name) for name in names)
-    return [_Unit("-".join(languages), stores, size, links)]
+    return [build("-".join(languages), stores, extras=links)]
 
 
-def _split(
-    unit: _Unit, n_special: int, max_length: int, n_validation: int, *, separate: bool
-) -> _Part:
+def _join(unit: _Unit, max_tokens: int) -> _Unit:
+    """Join the sentences of a unit to blocks; those for validation stay the same."""
+    (store,) = unit.sides
+    assert isinstance(store, TokenStore)
+    joined = JoinedSentences.of(store, max_tokens, len(store) - unit.n_validation)
+    return replace(unit, sides=(joined,), n_validation=len(joined) - joined.n_training)
+
+
+def _split(unit: _Unit, n_special: int, max_length: int, *, separate: bool) -> _Part:
     """Leave out examples that are too long or empty, and keep the last ones for validation.
 
     The validation examples are chosen before any is left out, so that no objective is trained on
@@ -228,8 +249,7 @@ def _split(
     lengths = lengths + n_special // lengths.shape[1]
     too_long, is_empty = lengths.max(axis=1) > max_length, by_side.min(axis=1) == 0
     usable = everything[~too_long & ~is_empty]
-    n_kept = min(n_validation, int(VALIDATION_SHARE * len(everything)))
-    in_training = usable < len(everything) - n_kept
+    in_training = usable < len(everything) - unit.n_validation
     training, validation = usable[in_training], usable[~in_training]
     return _Part(training, validation, int(too_long.sum()), lengths[training].astype(np.int32))
 

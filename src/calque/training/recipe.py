@@ -174,6 +174,9 @@ class DataSection(Section):
     # Longer examples are left out. Tokens of a sentence, or of a pair that is read as one sequence.
     # An objective may have a max_length of its own.
     max_length: int = Field(128, gt=8)
+    # For objectives on single sentences: join consecutive sentences of a corpus to blocks of up to
+    # max_length tokens. A longer sentence is divided among several blocks.
+    join_sentences: bool = False
     # Cleaning rules by name, for example max_chars: 600; the others keep their defaults.
     cleaning: dict[str, Any] = {}
     # Examples of every corpus that are kept for validation.
@@ -192,6 +195,10 @@ class DataSection(Section):
                 raise ValueError(f"{name}: {error.errors()[0]['msg']}, got {value!r}") from error
         CleaningRules(**rules)  # checks rules that depend on each other
         return rules
+
+    @model_serializer(mode="wrap")
+    def _serialize(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _drop_unset(write(self), "join_sentences")
 
     def cleaning_rules(self) -> CleaningRules:
         """Return the cleaning rules with the recipe's changes."""
@@ -477,4 +484,5 @@ def glob_language(pattern: str) -> list[str]:
 
 def _drop_unset(content: dict[str, Any], *newer: str) -> dict[str, Any]:
     """Leave out newer keys without a value, so that older recipes keep their fingerprint."""
-    return {k: value for k, value in content.items() if k not in newer or value is not None}
+    unset = (None, False)
+    return {k: value for k, value in content.items() if k not in newer or value not in unset}
