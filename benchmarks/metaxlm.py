@@ -7,12 +7,13 @@
 
 All methods are trained for the same number of steps on the same text with several seeds, from two
 monolingual models: `own`, an English one that is trained here first, and `minilm`, the encoder in
-PACK. A run writes OUT/cells/START-METHOD-SEED.json and is skipped if this file exists;
-OUT/study.json contains all of them, so that the study can be continued on another machine. Worker
-processes execute runs that share a compiled step one after another, the first seeds first. When
-the minutes are over, unfinished runs are stopped; the same command continues them. OUT/study.md
-and its plots are made from the results, also later and elsewhere (--report-only). `--tiny` without
-PACK packs sentences of the demo, trains tiny models for a few steps and writes the report.
+PACK. Only `xlm-matched`, a control from scratch, gets the steps of the English model, too. A run
+writes OUT/cells/START-METHOD-SEED.json and is skipped if this file exists; OUT/study.json contains
+all of them, so that the study can be continued on another machine. Worker processes execute runs
+that share a compiled step one after another, the first seeds first. When the minutes are over,
+unfinished runs are stopped; the same command continues them. OUT/study.md and its plots are made
+from the results, also later and elsewhere (--report-only). `--tiny` without PACK packs sentences of
+the demo, trains tiny models for a few steps and writes the report.
 
 Loss is that of masked language modeling on validation text. POS and NER are linear probes of
 frozen hidden states, trained in English (accuracy, F1 of spans); Tatoeba is the mean accuracy of
@@ -56,18 +57,26 @@ from tiny_data import LANGUAGES as TINY_LANGUAGES
 
 @dataclass(frozen=True)
 class Method:
-    """A recipe, the weights of the monolingual model it starts from, and its compiled step."""
+    """A recipe, the weights of the monolingual model it starts from, and its compiled step.
+
+    With `matched`, it also gets the steps in which the monolingual model was trained.
+    """
 
     recipe: str
     initialize: str
     dictionaries: bool = False
+    prefer: str = "surface"
+    average: str = "weighted"
     step: str = "mlm"
+    matched: bool = False
 
 
 METHODS = {
     "xlm": Method("metaxlm", "none"),
     "metaxlm": Method("metaxlm", "both"),
     "dict": Method("metaxlm-dict", "both", dictionaries=True),
+    "dict-paper": Method("metaxlm-dict", "both", True, prefer="dictionary", average="plain"),
+    "xlm-matched": Method("metaxlm", "none", matched=True),
     "body": Method("metaxlm", "body"),
     "embeddings": Method("metaxlm", "embeddings"),
     "frozen": Method("metaxlm-frozen", "both", step="frozen"),
@@ -99,7 +108,7 @@ def run_tiny(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         options.pack, options.out = pack_tiny(Path(folder)), Path(folder) / "out"
         options.languages, options.seeds = ",".join(TINY_LANGUAGES), 1
-        options.starts, options.methods = [OWN], [BASE, "metaxlm"]
+        options.starts, options.methods = [OWN], ["dict-paper", "xlm-matched"]
         n_missing = do_all(options)
         write_report(options.out)
         assert not n_missing, "a run failed"
@@ -182,6 +191,7 @@ def list_cells(options: argparse.Namespace) -> list[Cell]:
         for method in METHODS
         if method in options.methods
         for start in options.starts
+        if start == OWN or not METHODS[method].matched  # how MiniLM was trained is not known
     ]
     if options.only:
         prefixes = tuple(options.only.split(","))
@@ -192,6 +202,13 @@ def list_cells(options: argparse.Namespace) -> list[Cell]:
 
 def result_path(out: Path, cell: Cell) -> Path:
     return out / "cells" / f"{cell.name}.json"
+
+
+def count_steps(options: argparse.Namespace, cell: Cell) -> int:
+    """Return the number of training steps of a run."""
+    if cell.method == MONO:
+        return int(options.mono_steps)
+    return int(options.steps + METHODS[cell.method].matched * options.mono_steps)
 
 
 def mono_folder(options: argparse.Namespace, start: str) -> Path:
@@ -272,7 +289,7 @@ def do_cell(options: argparse.Namespace, cell: Cell) -> None:
         "method": cell.method,
         "seed": cell.seed,
         "key": run_key(options, cell),
-        "steps": options.mono_steps if cell.method == MONO else options.steps,
+        "steps": count_steps(options, cell),
         "rate": options.mono_rate if cell.method == MONO else options.rate,
         "batch_tokens": options.batch_tokens,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -297,6 +314,8 @@ def grow_start(options: argparse.Namespace, cell: Cell, out: Path) -> dict[str, 
         output=out,
         dictionary=files,
         initialize=method.initialize,  # type: ignore[arg-type]
+        prefer=method.prefer,  # type: ignore[arg-type]
+        average=method.average,  # type: ignore[arg-type]
         seed=cell.seed,
     )
     report = json.loads((out / REPORT).read_text(encoding="utf-8"))
@@ -345,11 +364,12 @@ def make_recipe(options: argparse.Namespace, cell: Cell, start: Path) -> Any:
 
     pack = options.pack.resolve()
     settings = [f"model.start={start.resolve()}", f"seed={cell.seed}"]
-    settings += common_settings(options, options.steps, options.rate)
+    steps = count_steps(options, cell)
+    settings += common_settings(options, steps, options.rate)
     settings += [
         f"probe.train={pack}/udpos/train-en.tsv",
         f"probe.test={pack}/udpos/dev-{{language}}.tsv",
-        f"probe.every={max(1, options.steps // N_PROBES)}",
+        f"probe.every={max(1, steps // N_PROBES)}",
         f"probe.train_sentences={20 if options.tiny else 500}",
         f"probe.test_sentences={5 if options.tiny else 50}",
     ]
