@@ -90,18 +90,19 @@ def sequences(batch: TokenBatch) -> list[Tensor]:
     return [batch.ids[a:b] for a, b in pairwise(batch.offsets.tolist())]
 
 
-def cross_by_layers(veco: Veco, ids: Tensor, other: Tensor) -> Tensor:
-    """Run one pair through Hugging Face's own layers with eager attention and no mask."""
+def cross_by_layers(veco: Veco, ids: Tensor, other: Tensor) -> list[Tensor]:
+    """Run one pair through Hugging Face's own layers; return the states after each of them."""
     veco.model.set_attn_implementation("eager")
     body = veco.family.get_body(veco.model)
     read, hidden = body.embeddings(other[None]), body.embeddings(ids[None])
     for layer in veco.family.get_layers(veco.model):
         read = layer(read)
+    states = [hidden[0]]
     for layer in veco.family.get_layers(veco.model):
         hidden = layer(hidden, encoder_hidden_states=read)
+        states.append(hidden[0])
     veco.model.set_attn_implementation("calque")
-    found: Tensor = hidden[0]
-    return found
+    return states
 
 
 @each_kind
@@ -129,10 +130,17 @@ def test_plugged_in_equals_hugging_faces_layers(kind: str, even: bool) -> None:
     veco = make_veco(kind)
     mine, theirs = ([5, 5], [9, 9]) if even else ([7, 3, 12], [4, 11, 1])
     batch, read = pack(draw(mine, 0), pad_id=PAD), pack(draw(theirs, 1), pad_id=PAD)
-    found = veco.cross(batch, veco(read)[0], read)
+    keys = veco(read)[0]
+    found = veco.cross(batch, keys, read)
     pairs = zip(sequences(batch), sequences(read), strict=True)
-    expected = torch.cat([cross_by_layers(veco, ids, other) for ids, other in pairs])
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    by_pair = [cross_by_layers(veco, ids, other) for ids, other in pairs]
+    by_layer = [torch.cat(states) for states in zip(*by_pair, strict=True)]
+    torch.testing.assert_close(found, by_layer[-1], rtol=1e-5, atol=1e-5)
+    layers = [2, 0, 1]
+    several = veco.cross_layers(batch, keys, read, layers)
+    for number, states in zip(layers, several, strict=True):
+        torch.testing.assert_close(states, by_layer[number], rtol=1e-5, atol=1e-5)
+    assert torch.equal(veco.cross_layers(batch, keys, read, [0])[0], veco(batch, [0])[0])
 
 
 def assert_positions_differ(veco: Veco, pairs: PairedTokens, states: Tensor) -> None:
@@ -167,7 +175,7 @@ def test_each_of_a_pair_reads_the_other(use_fused_layers: bool, row: int) -> Non
     for number, ids in enumerate(every):
         other = every[number ^ 1]
         if len(ids) and len(other):
-            expected = cross_by_layers(veco, ids, other)
+            expected = cross_by_layers(veco, ids, other)[-1]
             start = int(pairs.tokens.offsets[number])
             part = found[start : start + len(ids)]
             torch.testing.assert_close(part, expected, rtol=1e-5, atol=1e-5)

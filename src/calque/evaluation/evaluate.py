@@ -137,8 +137,11 @@ def evaluate(
             chosen[name] = value
     found = find_tasks(tasks.split(",") if isinstance(tasks, str) else tasks)
     for task_name, task in found.items():
-        for name in STRICT:
-            if chosen.get(name) and name not in task.settings:
+        strict = [name for name in STRICT if chosen.get(name)]
+        if chosen.get("plug") == "in" and not task.trained:  # trained tasks check it themselves
+            strict.append("plug")
+        for name in strict:
+            if name not in task.settings:
                 problem = f"{task_name} does not support {name}"
                 raise InputError(problem, fix=f"omit {name}, or evaluate that task separately")
     n_jobs = _check_jobs(jobs)

@@ -60,9 +60,9 @@ TASKS: dict[str, Task] = {
         "sentence retrieval",
         "accuracy",
         "calque.evaluation.tasks.tatoeba:measure",
-        ("tatoeba/tatoeba.*",),
+        ("tatoeba/tatoeba.*", "tatoeba/translate-test/tatoeba.*"),
         "calque.evaluation.tasks.tatoeba:list_languages",
-        settings=("layer", "layers", "center", "neutral"),
+        settings=("layer", "layers", "center", "neutral", "plug"),
         columns={"→ en": "accuracy_to_english", "en →": "accuracy_from_english"},
     ),
     "word_alignment": Task(
@@ -79,9 +79,12 @@ TASKS: dict[str, Task] = {
         "bitext mining",
         "f1",
         "calque.evaluation.tasks.bucc:measure",
-        ("bucc2018/*-en.*", "bucc2018/*-en/*-en.*"),
+        (
+            *("bucc2018/*-en.*", "bucc2018/*-en/*-en.*"),
+            *("bucc2018/translate-test/*-en.*", "bucc2018/*-en/translate-test/*-en.*"),
+        ),
         "calque.evaluation.tasks.bucc:list_languages",
-        settings=("layer",),
+        settings=("layer", "plug"),
     ),
     "pos_probe": Task(
         "part-of-speech tagging with a linear probe",

@@ -8,6 +8,7 @@ decoder. The layers are Hugging Face's own, which have cross-attention for decod
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -100,6 +101,21 @@ class Veco(Encoder):
 
         `keys` are the last states H of the sequences that are read; they receive no gradient.
         """
+        return self.cross_layers(batch, keys, read, [self.n_layers])[0]
+
+    def cross_layers(
+        self,
+        batch: TokenBatch,
+        keys: Float[Tensor, "read hidden"],
+        read: TokenBatch,
+        layers: Sequence[int],
+    ) -> list[Float[Tensor, "tokens hidden"]]:
+        """Return S of several layers; layer 0, the embeddings, is the same in H and S.
+
+        Every layer reads the last states of the paired sequence. Layers above the highest one
+        that is needed are not computed.
+        """
+        numbers = [self.check_layer(number) for number in layers]
         body = self.family.get_body(self.model)
         hidden = self.family.embed(body, batch)
         dtype = compute_dtype(hidden)
@@ -109,12 +125,14 @@ class Veco(Encoder):
         if self.use_fused_layers:
             hidden, keys = hidden.to(dtype), keys.to(dtype)
         arguments = {"encoder_hidden_states": keys, "attend_cross": attend_cross}
-        for layer in self.family.get_layers(self.model):
+        states = [hidden]
+        for layer in self.family.get_layers(self.model)[: max(numbers)]:
             if self.use_fused_layers:
                 hidden = run_fused_layer(layer, hidden, attend, keys, attend_cross)
             else:
                 hidden = run_layer(layer, hidden, attend, arguments)
-        return hidden[0]
+            states.append(hidden)
+        return [states[number][0] for number in numbers]
 
     def unplug(self) -> Encoder:
         """Return a plain encoder with a copy of the weights, without the cross-attention."""

@@ -38,13 +38,13 @@ from calque.tokens.windows import TextWindows, split_long_sentences
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
     from calque.io.files import PathLike
     from calque.models.encoder import Encoder
     from calque.models.language_maps import LanguageMaps
-    from calque.types import Progress
+    from calque.types import Progress, TokenBatch
 
     Vectors = npt.NDArray[np.float32]
     IntArray = npt.NDArray[np.int64]
@@ -278,7 +278,7 @@ def embed_blocks(
         windows = split_long_sentences(encoder.tokenizer, block, encoder.max_tokens)
         pooled = _pool_windows(encoder, windows, numbers, budget)
         vectors = {
-            number: _average_windows(windows, rows)
+            number: average_windows(windows, rows)
             for number, rows in zip(numbers, pooled, strict=True)
         }
         n_windows = windows.n_long_windows
@@ -290,24 +290,15 @@ def _pool_windows(
     encoder: Encoder, windows: TextWindows, layers: Sequence[int], budget: int
 ) -> list[Float[Tensor, "windows hidden"]]:
     """Average the states of every window at each layer, without special tokens."""
-    device, special_tokens = device_of(encoder), boundary_ids(encoder.tokenizer)
-    # Of every sequence, 1 for the tokens of the text and 0 for the special tokens around them.
-    not_text = [None if token is None else 0 for token in special_tokens]
-    shape = (len(windows.ids), encoder.hidden_size)
+    device, shape = device_of(encoder), (len(windows.ids), encoder.hidden_size)
     pooled = [torch.empty(shape, dtype=torch.float32, device=device) for _ in layers]
 
     @torch.inference_mode()
     def pool_batch(rows: IntArray) -> None:
-        text = Ragged.of([windows.ids[row] for row in rows])
-        batch = pack(
-            add_special_tokens(text, *special_tokens), pad_id=encoder.tokenizer.pad_token_id or 0
-        )
-        is_text = add_special_tokens(Ragged(np.ones_like(text.ids), text.lengths), *not_text)
-        mask = torch.from_numpy(is_text.ids.astype(np.bool_)).to(device, non_blocking=True)
-        batch = batch.to(device)
+        batch, is_text = pack_windows(encoder, [windows.ids[row] for row in rows])
         index = torch.from_numpy(rows).to(device)
         for result, states in zip(pooled, encoder(batch, layers), strict=True):
-            result[index] = pool_sentences(states, batch.offsets, mask)
+            result[index] = pool_sentences(states, batch.offsets, is_text)
 
     n_workers = torch.get_num_threads() if device.type == "cpu" else 1
     run_batches(pool_batch, batch_by_length(windows.lengths, budget), n_workers)
@@ -316,7 +307,23 @@ def _pool_windows(
     return pooled
 
 
-def _average_windows(windows: TextWindows, pooled: Float[Tensor, "windows hidden"]) -> Vectors:
+def pack_windows(
+    encoder: Encoder, ids: Sequence[IntArray]
+) -> tuple[TokenBatch, Bool[Tensor, "tokens"]]:
+    """Return windows with special tokens on the encoder's device, and which tokens are text."""
+    device, special_tokens = device_of(encoder), boundary_ids(encoder.tokenizer)
+    # Of every sequence, 1 for the tokens of the text and 0 for the special tokens around them.
+    not_text = [None if token is None else 0 for token in special_tokens]
+    text = Ragged.of(ids)
+    batch = pack(
+        add_special_tokens(text, *special_tokens), pad_id=encoder.tokenizer.pad_token_id or 0
+    )
+    is_text = add_special_tokens(Ragged(np.ones_like(text.ids), text.lengths), *not_text)
+    mask = torch.from_numpy(is_text.ids.astype(np.bool_))
+    return batch.to(device), mask.to(device, non_blocking=True)
+
+
+def average_windows(windows: TextWindows, pooled: Float[Tensor, "windows hidden"]) -> Vectors:
     """Average the windows of each sentence, weighted by their number of tokens."""
     lengths, owners = windows.lengths, windows.line_numbers
     n_tokens = np.bincount(owners, lengths, minlength=windows.n_lines)

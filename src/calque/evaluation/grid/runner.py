@@ -105,7 +105,8 @@ class Runner:
         dtype = torch.bfloat16 if use_half else torch.float32
         if run.task.model == "translator":
             return load_translator(run.model, self.device, dtype)
-        plugged = run.task.trained and run.settings.plug == "in"
+        uses_plug = run.task.trained or "plug" in run.task.settings
+        plugged = uses_plug and run.settings.plug == "in"
         encoder = self._encoders.load(run.model, run.seed, self.device, dtype, plugged=plugged)
         sources = [run.settings.source] if run.task.trained else []
         check_maps(encoder, [*(run.languages or ()), *sources])

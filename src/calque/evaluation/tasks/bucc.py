@@ -7,7 +7,7 @@ sample, and its test is their training set without the gold pairs.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +19,16 @@ from calque.algorithms.nearest import UnitRows, find_neighbors
 from calque.errors import InputError
 from calque.evaluation.records import ItemScores, LanguageScores
 from calque.evaluation.settings import remember
+from calque.evaluation.tasks.plug_in_retrieval import (
+    check_retrieval_plug_in,
+    embed_with_translations,
+    missing_translations,
+)
 from calque.io.bitext import read_id_pairs, read_sentences_with_ids
 from calque.io.files import MAGIC_BYTES
-from calque.io.xtreme import two_letter_code
+from calque.io.xtreme import TRANSLATED_TESTS, two_letter_code
 from calque.models.inference import device_of
+from calque.models.veco import Veco
 from calque.sentences.embed import EmbedCounts, choose_output, embed_blocks
 
 if TYPE_CHECKING:
@@ -56,34 +62,50 @@ def measure(
     The threshold is chosen on another split with gold pairs. If there is only one split, the
     source sentences are divided into two halves, and each half is scored with the threshold that
     is best for the other half (`counts["folds"]` is 2). `f1_best` uses the threshold that is best
-    for the test itself, as most papers do on a development set. An item is a source sentence.
+    for the test itself, as most papers do on a development set. With `settings.plug` "in", vectors
+    are [H ; S] of VECO, where S reads a machine translation of the sentence. An item is a source
+    sentence.
     """
     files = find_gold(data)
-    names = [name for name in files if languages is None or name in languages]
+    if settings.plug == "in":
+        check_retrieval_plug_in(encoder, settings)
+    known = list_languages(data, settings)
+    names = [name for name in known if languages is None or name in languages]
     scores = []
     for n_done, name in enumerate(names, start=1):
-        golds = list(files[name].values())
-        used = dict.fromkeys((golds[0], golds[-1]))  # only one if there is a single split
-        tests = [_read(encoder, gold) for gold in used]
+        tests = [_read(encoder, gold, settings) for gold in _choose_splits(files[name])]
         scores.append(_measure_language(encoder, name, tests, settings.layer))
         on_progress(n_done, len(names))
     return scores
 
 
 def list_languages(data: Path, settings: TaskSettings | None = None) -> list[str]:
-    """List the languages with gold pairs."""
-    return list(find_gold(data))
+    """List the languages with gold pairs; with plug=in also with machine translations."""
+    files = find_gold(data)
+    if settings is None or settings.plug == "out":
+        return list(files)
+    used = {name: _choose_splits(splits) for name, splits in files.items()}
+    found = [name for name, golds in used.items() if all(map(_find_translations, golds))]
+    if not found:
+        gold = next(iter(used.values()))[0]
+        name = _strip_compression(gold).removesuffix("gold") + ENGLISH
+        raise missing_translations(gold.parent / TRANSLATED_TESTS, name)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class MiningTest:
-    """Distinct sentences of two languages, and the pairs of rows that are translations."""
+    """Distinct sentences of two languages, and the pairs of rows that are translations.
+
+    `machine_translations` are those of both sides, row by row, if they are needed.
+    """
 
     split: str
     src: tuple[str, ...]
     tgt: tuple[str, ...]
     gold: frozenset[tuple[int, int]]
     n_duplicates: int
+    machine_translations: tuple[tuple[str, ...], ...] = ()
 
 
 def find_gold(data: Path) -> dict[str, dict[str, Path]]:
@@ -104,7 +126,7 @@ def find_gold(data: Path) -> dict[str, dict[str, Path]]:
     }
 
 
-def read_test(gold: Path) -> MiningTest:
+def read_test(gold: Path, *, with_translations: bool = False) -> MiningTest:
     """Read a file of gold pairs and the two texts in the same folder."""
     match = GOLD.fullmatch(_strip_compression(gold))
     if match is None:
@@ -124,9 +146,19 @@ def read_test(gold: Path) -> MiningTest:
         pairs.add((rows[0], rows[1]))
     if not pairs:
         raise InputError("the file has no pairs", file=gold, fix="download it again")
-    n_duplicates = src.n_duplicates + tgt.n_duplicates
+    translations: tuple[tuple[str, ...], ...] = ()
+    if with_translations:
+        paths = _find_translations(gold)
+        translations = tuple(
+            each.translate(path) for each, path in zip((src, tgt), paths, strict=True)
+        )
     return MiningTest(
-        split, tuple(src.sentences), tuple(tgt.sentences), frozenset(pairs), n_duplicates
+        split,
+        tuple(src.sentences),
+        tuple(tgt.sentences),
+        frozenset(pairs),
+        src.n_duplicates + tgt.n_duplicates,
+        translations,
     )
 
 
@@ -142,6 +174,38 @@ class _Text:
                 raise InputError(problem, file=path, line=number, fix=fix)
             self.rows[name] = self.sentences.setdefault(sentence, len(self.sentences))
         self.n_duplicates = len(self.rows) - len(self.sentences)
+
+    def translate(self, path: Path) -> tuple[str, ...]:
+        """Return the translations in a file with the same ids, row by row; "" if there is none."""
+        found = [""] * len(self.sentences)
+        for number, (name, sentence) in enumerate(read_sentences_with_ids(path), start=1):
+            if name not in self.rows:
+                fix = "translate the text and keep its ids"
+                problem = f"the id {name!r} is not in {self.path.name}"
+                raise InputError(problem, file=path, line=number, fix=fix)
+            found[self.rows[name]] = sentence
+        return tuple(found)
+
+
+def _choose_splits(splits: Mapping[str, Path]) -> list[Path]:
+    """Return the gold pairs of the test and of the threshold; one file if there is one split."""
+    golds = list(splits.values())
+    return list(dict.fromkeys((golds[0], golds[-1])))
+
+
+def _find_translations(gold: Path) -> list[Path]:
+    """Return the machine translations of both texts; none unless both exist."""
+    folder, stem = gold.parent / TRANSLATED_TESTS, _strip_compression(gold).removesuffix("gold")
+    sides = stem.partition("-")[0], ENGLISH
+    found = [
+        [
+            path
+            for suffix in ("", *MAGIC_BYTES)
+            if (path := folder / f"{stem}{side}{suffix}").exists()
+        ]
+        for side in sides
+    ]
+    return [paths[0] for paths in found] if all(found) else []
 
 
 def _list_gold_files(data: Path) -> Iterator[Path]:
@@ -164,8 +228,10 @@ def _find_text(gold: Path, name: str) -> Path:
     raise InputError(problem, file=gold, fix="keep the texts and the gold pairs together")
 
 
-def _read(encoder: Encoder, gold: Path) -> MiningTest:
-    return remember(encoder.tokenizer, ("bucc", str(gold)), lambda: read_test(gold))
+def _read(encoder: Encoder, gold: Path, settings: TaskSettings) -> MiningTest:
+    is_plugged = settings.plug == "in"
+    key = ("bucc", str(gold), is_plugged)
+    return remember(encoder.tokenizer, key, lambda: read_test(gold, with_translations=is_plugged))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +264,19 @@ def _measure_language(
     encoder: Encoder, name: str, tests: list[MiningTest], layer: int | None
 ) -> LanguageScores:
     languages = (name, ENGLISH) if encoder.maps is not None else (None, None)
-    outputs = [choose_output(encoder, layer, raw=False, language=each) for each in languages]
+    is_plugged = bool(tests[0].machine_translations)  # a neutral space is made for H alone
+    outputs = [choose_output(encoder, layer, raw=is_plugged, language=each) for each in languages]
     number, mined, n_windowed = outputs[0][0], [], 0
     for test in tests:
-        sides = [_embed(encoder, text, number) for text in (test.src, test.tgt)]
+        sides = [
+            _embed(encoder, text, number, translations)
+            for text, translations in zip(
+                (test.src, test.tgt), test.machine_translations or (None, None), strict=True
+            )
+        ]
         vectors = [finish(side) for (_, finish), (side, _) in zip(outputs, sides, strict=True)]
         mined.append(_mine(encoder, test, vectors))
-        n_windowed += sum(report.n_long for _, report in sides)
+        n_windowed += sum(n_long for _, n_long in sides)
     found, everything = mined[0], np.ones(mined[0].n_src, dtype=np.bool_)
     kept = _choose_kept(mined)
     items = _count_items(found, kept)
@@ -226,16 +298,26 @@ def _measure_language(
         "folds": 2 if len(tests) == 1 else 0,
         "in_windows": n_windowed,
     }
+    n_missing = sum(not text.strip() for side in tests[0].machine_translations for text in side)
+    if n_missing:
+        counts["without_translation"] = n_missing
     return LanguageScores(name, metrics, len(items.numerators), items, counts=counts)
 
 
-def _embed(encoder: Encoder, sentences: Sequence[str], layer: int) -> tuple[Vectors, EmbedCounts]:
+def _embed(
+    encoder: Encoder, sentences: Sequence[str], layer: int, translations: Sequence[str] | None
+) -> tuple[Vectors, int]:
+    """Return vectors, with VECO's cross-attention to translations, and the number in windows."""
+    if translations is not None:
+        assert isinstance(encoder, Veco)
+        vectors, n_long = embed_with_translations(encoder, sentences, translations, [layer])
+        return vectors[layer], n_long
     parts: list[Vectors] = []
     report = EmbedCounts()
     for block in embed_blocks(encoder, sentences, [layer]):
         parts.append(block.vectors[layer])
         report += block.counts
-    return np.concatenate(parts), report
+    return np.concatenate(parts), report.n_long
 
 
 def _mine(encoder: Encoder, test: MiningTest, sides: list[Vectors]) -> _Mined:
