@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tests.server.conftest import CallServer
 from calque.server.batching import BatchQueue, QueueFull
 from calque.server.loaded_model import AlignJob, EmbedJob, WordsJob
 from calque.server.served_data import ServedData
+from calque.word_alignment.neural import WordAligner
 
 
 class Recorder:
@@ -174,6 +176,19 @@ def test_aligned_jobs_share_the_encoder(
     ]
     loaded.align(jobs)
     assert len(n_sequences) == 1
+
+
+def test_links_by_subwords_and_dot_products(served_data: ServedData) -> None:
+    loaded = served_data.models["tiny"]
+    pair = (["Wochenendhaus", "gesehen"], ["seen", "the", "cottages"])
+    plain = loaded.choose_settings(2, "ot")
+    as_published = replace(plain, similarity="dot", unit="subwords", sharpness=1.0)
+    jobs = [AlignJob([pair], settings, matrix=True) for settings in (plain, as_published)]
+    aligner = WordAligner(loaded.model, method="ot", layer=2)
+    expected = aligner.align_each([pair], [plain, as_published])
+    for (found,), block in zip(loaded.align(jobs), expected, strict=True):
+        assert [link[:2] for link in found.links] == block.links.to_lists()[0]
+        assert found.matrix is not None and found.matrix.shape == (2, 3)
 
 
 def test_words_of_several_layers_share_the_encoder(served_data: ServedData) -> None:

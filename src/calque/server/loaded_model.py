@@ -21,7 +21,7 @@ from calque.tokens.ragged import batch_by_length
 from calque.tokens.words import WordEncoder
 from calque.translation.pair_attention import load_cross_attention, measure_attention
 from calque.translation.translate import Translator
-from calque.word_alignment.neural import AlignSettings, compare_words, link_words
+from calque.word_alignment.neural import AlignSettings, link_batch
 from calque.word_alignment.pair_windows import (
     PairLayout,
     PairWindows,
@@ -197,10 +197,9 @@ class LoadedModel:
 
         def align_batch(rows: IntArray) -> list[WindowLinks]:
             found = []
-            for rows_of, settings, similarity, valid in self._compare(
+            for rows_of, links, scores, similarity in self._link(
                 windows, rows, [jobs_of_windows[row].settings for row in rows]
             ):
-                links, scores = link_words(similarity, valid, settings)
                 found.append(WindowLinks.of(rows_of, links, scores))
                 for row, cosine in zip(rows_of, similarity, strict=True):
                     if jobs_of_windows[row].matrix:
@@ -221,25 +220,22 @@ class LoadedModel:
         ]
 
     @torch.inference_mode()
-    def _compare(
+    def _link(
         self, windows: PairWindows, rows: IntArray, settings: Sequence[AlignSettings]
-    ) -> list[tuple[IntArray, AlignSettings, Tensor, Tensor]]:
-        """Compare the words of some windows; windows with the same settings stay together.
+    ) -> list[tuple[IntArray, Tensor, Tensor, Tensor]]:
+        """Return rows with their links, scores and similarities, one group per settings.
 
         `settings` has those of every row. The encoder runs once, for all layers.
         """
         device = device_of(self.model)
         batch = build_pair_batch(windows, rows, self._layout).to(device)
         layers = sorted({_layer(each) for each in settings})
-        states = self.model(batch.tokens, layers)
-        compared = {
-            layer: compare_words(state, batch) for layer, state in zip(layers, states, strict=True)
-        }
+        states = dict(zip(layers, self.model(batch.tokens, layers), strict=True))
         found = []
         for numbers in _group(settings):
             each = settings[numbers[0]]
-            similarity, valid = compared[_layer(each)]
-            found.append((rows[numbers], each, similarity[numbers], valid[numbers]))
+            links, scores, similarity = link_batch(states[_layer(each)], batch, each)
+            found.append((rows[numbers], links[numbers], scores[numbers], similarity[numbers]))
         return found
 
 
