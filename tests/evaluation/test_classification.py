@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,63 @@ def test_reviews_in_the_layout_of_their_corpus(tiny_encoder: Encoder) -> None:
     assert [outcome.n_items for outcome in outcomes] == [2, 2]
     assert outcomes[0].counts["reviews_of_three_stars"] == 1
     assert outcomes[0].counts["train_examples"] == 3
+
+
+@pytest.fixture
+def review_corpus(tmp_path: Path) -> Path:
+    """Webis-CLS-10 in small: four languages, three domains; one review more in every domain."""
+    for language in ("de", "en", "fr", "jp"):
+        for number, domain in enumerate(("books", "dvd", "music"), start=1):
+            folder = tmp_path / "cls-acl10-unprocessed" / language / domain
+            folder.mkdir(parents=True)
+            for split in ("train", "test"):
+                items = "".join(
+                    f"<item><rating>{stars}</rating><text>{language} {text} {k}</text></item>"
+                    for k in range(number)
+                    for stars, text in ((5.0, "gut good bon"), (1.0, "bad mal"))
+                )
+                (folder / f"{split}.review").write_text(f"<items>{items}</items>", "utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("task", "n_reviews"),
+    [("reviews_books", 2), ("reviews_dvd", 4), ("reviews_music", 6), ("reviews", 12)],
+)
+def test_reviews_by_domain(
+    task: TaskName, n_reviews: int, tiny_encoder: Encoder, review_corpus: Path
+) -> None:
+    """Table 2 of MetaXLM: trained and tested in the same language and domain."""
+    settings = TaskSettings(setting="supervised", epochs=1, batch_tokens=128)
+    encoder = copy_encoder(tiny_encoder)
+    found = measure(encoder, review_corpus, task=task, settings=settings, seed=0)
+    assert [scores.language for scores in found] == ["en", "de", "fr", "ja"]
+    assert {(scores.n_items, scores.counts["train_examples"]) for scores in found} == {
+        (n_reviews, n_reviews)
+    }
+    (review_corpus / "cls-acl10-unprocessed/fr/music/test.review").unlink()
+    assert ("fr" in list_languages(review_corpus, settings, task)) == (task != "reviews_music")
+
+
+def test_sixteen_directions(tiny_encoder: Encoder, review_corpus: Path) -> None:
+    """Figure 6 of MetaXLM: the scores of en-de are those of de after training in en."""
+    settings = TaskSettings(setting="directions", epochs=2, batch_tokens=128, learning_rate=1e-3)
+    encoder, names = copy_encoder(tiny_encoder), ("de", "en", "fr", "ja")
+    task: TaskName = "reviews_music"
+    found = measure(encoder, review_corpus, task=task, settings=settings, seed=0)
+    sources = ("en", "de", "fr", "ja")
+    assert [scores.language for scores in found] == [f"{s}-{t}" for s in sources for t in names]
+    one = replace(settings, setting="zero-shot", source="fr")
+    alone = measure(copy_encoder(tiny_encoder), review_corpus, task=task, settings=one, seed=0)
+    for scores in alone:
+        (same,) = (each for each in found if each.language == f"fr-{scores.language}")
+        assert same.metrics == scores.metrics and same.counts == scores.counts
+        assert same.items is not None and scores.items is not None
+        assert same.items.numerators.tolist() == scores.items.numerators.tolist()
+    some = measure(
+        encoder, review_corpus, task=task, settings=settings, seed=0, languages=["ja-en", "de-fr"]
+    )
+    assert [scores.language for scores in some] == ["ja-en", "de-fr"]
 
 
 def test_reviews_in_tsv_files(tiny_encoder: Encoder, tmp_path: Path) -> None:
@@ -124,6 +182,7 @@ def test_a_single_class_is_an_error(tiny_encoder: Encoder, tmp_path: Path) -> No
 
 
 def test_no_data(tmp_path: Path) -> None:
-    for task in ("pawsx", "reviews"):
+    tasks: tuple[TaskName, ...] = ("pawsx", "reviews", "reviews_dvd")
+    for task in tasks:
         with pytest.raises(InputError, match=f"the folder has no files of {task}"):
             list_languages(tmp_path, SETTINGS, task)

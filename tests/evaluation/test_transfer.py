@@ -36,6 +36,17 @@ def test_runs_of_settings(setting: str, expected: list[TransferRun]) -> None:
     assert found[0] == "en" and set(found) == names
 
 
+def test_directions() -> None:
+    settings = TaskSettings(setting="directions")
+    found = choose_tests(settings, TRAINABLE, TESTS)
+    assert found == ["en-de", "en-en", "en-vi", "vi-de", "vi-en", "vi-vi"]
+    runs = plan_runs(settings, TRAINABLE, ["vi-de", "en-vi", "vi-en"])
+    assert runs == [TransferRun(("vi",), ("de", "en"), True), TransferRun(("en",), ("vi",), True)]
+    assert [run.name(test) for run in runs for test in run.tests] == ["vi-de", "vi-en", "en-vi"]
+    with pytest.raises(InputError, match="no language has training files"):
+        choose_tests(settings, [], TESTS)
+
+
 def test_any_language_may_be_the_source() -> None:
     assert plan_runs(TaskSettings(source="vi"), TRAINABLE, TESTS)[0].sources == ("vi",)
     assert choose_tests(TaskSettings(source="vi"), TRAINABLE, TESTS) == ["vi", "de", "en"]

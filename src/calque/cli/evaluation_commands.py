@@ -93,7 +93,8 @@ def evaluate(
         typer.Option(
             "--setting",
             metavar="NAME",
-            help="zero-shot, translate-train-all, supervised or features. Default: zero-shot.",
+            help="zero-shot, translate-train-all, supervised, directions or features. "
+            "Default: zero-shot.",
         ),
     ] = None,
     source: Annotated[
@@ -119,8 +120,9 @@ def evaluate(
 
     Encoders without training: tatoeba (sentence retrieval), word_alignment (alignment error rate),
     bucc (bitext mining), pos_probe and ner_probe (tagging with a linear classifier trained on
-    English). Fine-tuned encoders: pos, ner, parsing, xnli, pawsx, reviews, xquad, mlqa, tydiqa.
-    Encoder-decoders: translation, multi30k. Word vectors: lexicon_induction, word_similarity.
+    English). Fine-tuned encoders: pos, ner, parsing, xnli, pawsx, reviews (also by domain:
+    reviews_books, reviews_dvd, reviews_music), xquad, mlqa, tydiqa. Encoder-decoders: translation,
+    multi30k. Word vectors: lexicon_induction, word_similarity.
 
     With a folder as RESULTS, an interrupted evaluation continues where it stopped. `calque
     compare` reads files and folders. NAME=MODEL gives a model a name, random:MODEL is the same

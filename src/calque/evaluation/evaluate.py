@@ -104,7 +104,7 @@ def evaluate(
             the folder of each model, if there are any. Fine-tuned tasks apply them with
             `setting="features"`.
         seeds: Number of seeds, or the seeds, for fine-tuned tasks and random weights.
-        setting: zero-shot (default), translate-train-all, supervised or features.
+        setting: zero-shot (default), translate-train-all, supervised, directions or features.
         source: Language of the training examples. Default: en.
         settings: Other fields of `TaskSettings`, such as `{"epochs": 2}`.
         output: A .jsonl file for the records, or a folder that also keeps the scores of test

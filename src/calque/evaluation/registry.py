@@ -51,6 +51,7 @@ class Task:
 POS_FILES = ("udpos/*.tsv*", "udpos/*/*.tsv*", "ud/*.conllu*", "ud/UD_*/*.conllu*")
 NER_FILES = ("panx/*.tsv*", "panx/*/*.tsv*")
 QA_TRAINING_FILES = ("squad/train-v1.1.json*", "tydiqa/**/*.train.json*")
+REVIEW_DOMAINS = ("books", "dvd", "music")
 REVIEW_FOLDERS = ("cls-acl10-unprocessed", "cls", "amazon_reviews", "reviews")
 # Few windows contain the answer, so a batch is larger; fewer updates allow a higher rate.
 QA_DEFAULTS = {"batch_tokens": 4096, "learning_rate": 1e-4}
@@ -177,6 +178,17 @@ TASKS: dict[str, Task] = {
         "calque.evaluation.tasks.classification:list_languages",
         trained=True,
     ),
+    **{
+        f"reviews_{domain}": Task(
+            f"sentiment of product reviews, {domain}",
+            "accuracy",
+            "calque.evaluation.tasks.classification:measure",
+            tuple(f"{folder}/*/{domain}/*.review*" for folder in REVIEW_FOLDERS),
+            "calque.evaluation.tasks.classification:list_languages",
+            trained=True,
+        )
+        for domain in REVIEW_DOMAINS
+    },
     "parsing": Task(
         "dependency parsing",
         "las",

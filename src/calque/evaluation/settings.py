@@ -14,8 +14,11 @@ from calque.errors import InputError
 
 # zero-shot: train in the source language and test in all languages. translate-train-all: train on
 # all languages that have training files. supervised: train and test in each language separately.
-# features: like zero-shot, but with a frozen encoder.
-Setting: TypeAlias = Literal["zero-shot", "translate-train-all", "supervised", "features"]
+# directions: train in each language separately and test in all. features: like zero-shot, but with
+# a frozen encoder.
+Setting: TypeAlias = Literal[
+    "zero-shot", "translate-train-all", "supervised", "directions", "features"
+]
 SETTINGS: tuple[str, ...] = get_args(Setting)
 
 CHOICES = {

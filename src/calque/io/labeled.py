@@ -115,13 +115,16 @@ def read_reviews(path: PathLike, dropped: Counter[str] | None = None) -> list[La
     return found
 
 
-def find_reviews(data: Path) -> TaskFiles | None:
-    """Return the files `LANGUAGE/CATEGORY/train.review` and `test.review` of all categories."""
+def find_reviews(data: Path, domain: str = "*") -> TaskFiles | None:
+    """Return the files `LANGUAGE/DOMAIN/train.review` and `test.review`, by default of all domains.
+
+    The domains are books, dvd and music.
+    """
     check_data_folder(data)
     for folder in [*(data / name for name in REVIEW_FOLDERS), data]:
         splits: dict[str, dict[str, tuple[Path, ...]]] = {"train": {}, "test": {}}
         for split, files in splits.items():
-            for path in sorted(folder.glob(f"*/*/{split}.review*")):
+            for path in sorted(folder.glob(f"*/{domain}/{split}.review*")):
                 language = path.parent.parent.name
                 language = LANGUAGES.get(language, language)
                 files[language] = (*files.get(language, ()), path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,10 +22,18 @@ OnProgress: TypeAlias = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class TransferRun:
-    """Languages to train on, all at once, and languages to test."""
+    """Languages to train on, all at once, and languages to test.
+
+    The scores of a `directed` run are those of en-de and so on instead of de.
+    """
 
     sources: tuple[str, ...]
     tests: tuple[str, ...]
+    directed: bool = False
+
+    def name(self, test: str) -> str:
+        """Return the name of the scores of a test."""
+        return f"{self.sources[0]}-{test}" if self.directed else test
 
 
 def plan_runs(
@@ -47,6 +55,12 @@ def plan_runs(
                 fix=f"choose from: {' '.join(sorted(trainable))}, or use another setting",
             )
         return runs
+    if settings.setting == "directions":
+        directions = [name.partition("-")[::2] for name in tests]
+        return [
+            TransferRun((source,), tuple(test for s, test in directions if s == source), True)
+            for source in dict.fromkeys(source for source, _ in directions)
+        ]
     if settings.setting == "translate-train-all":
         if not trainable:
             raise InputError("no language has training files", fix="add a training file")
@@ -65,7 +79,12 @@ def plan_runs(
 def choose_tests(
     settings: TaskSettings, trainable: Sequence[str], tests: Sequence[str]
 ) -> list[str]:
-    """Return the languages that can be tested in a setting, the source first."""
+    """Return the languages or directions that can be tested in a setting, the source first."""
+    if settings.setting == "directions":
+        if not trainable:
+            raise InputError("no language has training files", fix="add a training file")
+        tests = [f"{source}-{test}" for source in sorted(trainable) for test in tests]
+        return sorted(tests, key=lambda name: not name.startswith(f"{settings.source}-"))
     runs = plan_runs(settings, trainable, tests)
     names = sorted({name for run in runs for name in run.tests})
     return sorted(names, key=lambda name: name != settings.source)
@@ -93,7 +112,8 @@ def measure_runs(
         if number:
             with torch.no_grad():
                 encoder.load_state_dict(kept)
-        outcomes += measure(run, partial(report_part, on_progress, number, len(runs)))
+        found = measure(run, partial(report_part, on_progress, number, len(runs)))
+        outcomes += [replace(scores, language=run.name(scores.language)) for scores in found]
     return outcomes
 
 

@@ -105,7 +105,8 @@ def build_records(run: TaskRun, result: RunResult, *, with_items: bool = True) -
     `n_records` is the number of records of the run.
     """
     # With separate training in each language there is no common source.
-    has_source = run.task.trained and run.settings.setting != "supervised"
+    is_separate = run.settings.setting in ("supervised", "directions")
+    has_source = run.task.trained and not is_separate
     common: Record = {
         "model": run.model.name,
         "task": run.task_name,

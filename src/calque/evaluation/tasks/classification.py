@@ -1,6 +1,7 @@
 """Classification by fine-tuning: inference (XNLI), paraphrases (PAWS-X), sentiment of reviews.
 
-Reviews are those of Prettenhofer & Stein (2010), or plain `text ⇥ label` lines.
+Reviews are those of Prettenhofer & Stein (2010), of all domains or of one, or plain `text ⇥ label`
+lines.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 
     IntArray = npt.NDArray[np.int64]
 
-TaskName = Literal["xnli", "pawsx", "reviews"]
+TaskName = Literal["xnli", "pawsx", "reviews", "reviews_books", "reviews_dvd", "reviews_music"]
 REVIEWS: TaskName = "reviews"
 
 
@@ -96,11 +97,14 @@ def list_languages(data: Path, settings: TaskSettings, task: TaskName) -> list[s
 
 def find_files(data: Path, task: TaskName) -> TaskFiles:
     """Find the files of a task: XTREME's layout, or for reviews also that of their corpus."""
-    if task == REVIEWS:
-        files = find_reviews(data)
-        for name in REVIEW_FOLDERS:
-            files = files or find_xtreme_files(data, name, n_columns=2)
-        names = f"{REVIEW_FOLDERS[0]}/LANGUAGE/CATEGORY/train.review or {REVIEWS}/train-XX.tsv"
+    if task.startswith(REVIEWS):
+        domain = task.removeprefix(REVIEWS).removeprefix("_")
+        files = find_reviews(data, domain or "*")
+        names = f"{REVIEW_FOLDERS[0]}/LANGUAGE/{domain or 'DOMAIN'}/train.review"
+        if not domain:
+            for name in REVIEW_FOLDERS:
+                files = files or find_xtreme_files(data, name, n_columns=2)
+            names += f" or {REVIEWS}/train-XX.tsv"
     else:
         files = find_xtreme_files(data, task, n_columns=3)
         names = f"{task}/train-en.tsv and dev-XX.tsv"
@@ -112,7 +116,7 @@ def find_files(data: Path, task: TaskName) -> TaskFiles:
 
 def _open_corpus(data: Path, settings: TaskSettings, task: TaskName) -> LabeledCorpus[LabeledText]:
     files = find_files(data, task)
-    if task != REVIEWS:
+    if not task.startswith(REVIEWS):
         return LabeledCorpus(
             files,
             read_labeled_pairs,
