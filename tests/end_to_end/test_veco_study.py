@@ -20,6 +20,10 @@ DATA = ROOT / "tests" / "data"
 
 Call = Callable[..., str]
 
+# A run of every recipe and of every kind.
+ONLY = "scratch-veco,scratch-xlm,mini-none,mini-mbart,mini-plug,"
+ONLY += "en-de-scratch-veco,en-de-mini-plug-last"
+
 
 @pytest.fixture(scope="module")
 def call(run_benchmark: Callable[..., CompletedProcess[str]]) -> Call:
@@ -56,15 +60,32 @@ def test_study_is_continued_and_reported(call: Call, pack: Path, tmp_path: Path)
     bundle, other = (out / "study.json").read_text(), tmp_path / "other"
     other.mkdir()
     (other / "study.json").write_text(bundle)
+    study += ("--only", ONLY)
     output = call("veco_study.py", pack, "-o", other, *study)
-    assert "29 runs of 30 to do" in output  # the model of VECO from scratch is trained again
+    assert "6 runs of 7 to do" in output  # the model of VECO from scratch is trained again
     assert "failed" not in output
     cells = json.loads((other / "study.json").read_text())["cells"]
-    assert len(cells) == 30
+    assert len(cells) == 7
     assert cells["scratch-veco-1"] == json.loads(bundle)["cells"]["scratch-veco-1"]
     check_cells(cells)
+    assert "0 runs of 7 to do" in call("veco_study.py", pack, "-o", other, *study)
+    add_other_runs(cells)
+    (other / "study.json").write_text(json.dumps({"cells": cells}))
+    call("veco_study.py", "--report-only", "-o", other)
     check_report(other / "study.md")
-    assert "0 runs of 30 to do" in call("veco_study.py", pack, "-o", other, *study)
+
+
+def add_other_runs(cells: dict[str, dict]) -> None:
+    """Add copies of results for the runs that would take long, for the report."""
+    kinds = [("", "full"), ("en-de", "full"), ("de-en", "full")]
+    kinds += [("en-de", decoder) for decoder in ("last", "first", "fresh")]
+    for start, other in (("scratch", "xlm"), ("mini", "mbart")):
+        for method in ("none", "xlm", "mbart", "plug", "veco"):
+            for direction, decoder in kinds:
+                own = {"start": start, "method": method, "direction": direction, "decoder": decoder}
+                source = "en-de-scratch-veco-1" if direction else f"{start}-{other}-1"
+                parts = (direction, start, method, decoder if decoder != "full" else "", "1")
+                cells.setdefault("-".join(filter(None, parts)), cells[source] | own)
 
 
 def check_cells(cells: dict[str, dict]) -> None:
@@ -80,7 +101,7 @@ def check_cells(cells: dict[str, dict]) -> None:
     # All scores differ, except that plug keeps the encoder of calque-mini.
     assert cells["mini-plug-1"]["scores"] == cells["mini-none-1"]["scores"]
     scores = [json.dumps(cell["scores"]) for cell in cells.values() if not cell["direction"]]
-    assert len(set(scores)) == len(scores) - 1 == 7
+    assert len(set(scores)) == len(scores) - 1 == 4
 
 
 def check_report(path: Path) -> None:
