@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from calque.tokens.ragged import BatchShape, Ragged
 from calque.tokens.tokenizer import SpecialTokens
 from calque.training.loop import train
 from calque.training.recipe import Recipe
-from calque.training.recipe_io import parse_recipe
+from calque.training.recipe_io import load_recipe, parse_recipe
 from calque.training.telemetry import read_metrics
 from calque.types import LossTerms
 
@@ -146,6 +147,42 @@ def test_dcca_correlates_single_words(
     correlation = terms.metrics["correlation"].item()
     assert correlation == pytest.approx(expected[:components].mean().item(), rel=1e-4)
     assert make_objective().settings.ridge == RIDGE
+
+
+def covariance(x: Tensor, y: Tensor) -> np.ndarray[Any, Any]:
+    """Return Σ (x − x̄)(y − ȳ)ᵀ / (n − 1) with loops."""
+    n_rows, x, y = len(x), x.double(), y.double()
+    found = np.zeros((x.shape[1], y.shape[1]))
+    means = [[float(column.sum()) / n_rows for column in view.T] for view in (x, y)]
+    for row in range(n_rows):
+        a = [float(value) - mean for value, mean in zip(x[row], means[0], strict=True)]
+        b = [float(value) - mean for value, mean in zip(y[row], means[1], strict=True)]
+        found += np.outer(a, b) / (n_rows - 1)
+    return found
+
+
+def inverse_root(matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    values, vectors = np.linalg.eigh(matrix)
+    return np.array((vectors / np.sqrt(values)) @ vectors.T)
+
+
+def test_dcca_of_the_paper_is_documented_in_the_recipe(tiny_encoder: Encoder) -> None:
+    """All correlations with a ridge of 10⁻³, by the settings in the comment of x2s-dcca.yaml."""
+    text = (Path(__file__).parents[2] / "recipes" / "x2s-dcca.yaml").read_text("utf-8")
+    changes = re.findall(r"--set (objectives\.1\.\S+)", text)
+    assert len(changes) == 3
+    settings = load_recipe("x2s-dcca", changes).objectives[1]
+    vectors = make_vectors(width=5)
+    with torch.no_grad():
+        pooled = pool_by_hugging_face(tiny_encoder, 4)
+        terms = compute(StaticTarget(settings), tiny_encoder, collate(vectors=vectors))
+    targets = F.normalize(torch.from_numpy(vectors), dim=1)
+    own, other = (
+        covariance(view, view) + 1e-3 * np.eye(view.shape[1]) for view in (pooled, targets)
+    )
+    table = inverse_root(own) @ covariance(pooled, targets) @ inverse_root(other)
+    expected = -np.linalg.svd(table, compute_uv=False).sum()
+    assert terms.loss.item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["mse", "dcca"])
