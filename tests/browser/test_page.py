@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -308,6 +309,10 @@ def read_places(figure: Locator) -> list[str]:
     return [str(point.get_attribute("transform")) for point in figure.locator(".point").all()]
 
 
+def read_numbers(transform: str) -> list[float]:
+    return [float(number) for number in re.findall(r"-?[\d.]+", transform)]
+
+
 def test_the_space_is_zoomed_and_moved(page: Page) -> None:
     panel = open_view(page, "space")
     figure = panel.locator("figure").first
@@ -315,11 +320,14 @@ def test_the_space_is_zoomed_and_moved(page: Page) -> None:
     start = read_places(figure)
     expect(plot).not_to_have_class(re.compile("zoomed"))
     plot.scroll_into_view_if_needed()
-    plot.hover()
+    point = figure.locator(".point").nth(7)
+    point.locator("path").hover()
     page.mouse.wheel(0, -100)
     expect(plot).to_have_class(re.compile("zoomed"))
     zoomed = read_places(figure)
-    assert zoomed != start
+    # The point under the mouse stays there, and the others move away from it.
+    moves = [math.dist(*map(read_numbers, places)) for places in zip(start, zoomed, strict=True)]
+    assert moves[7] < 2 < sorted(moves)[2]
     page.mouse.down()
     page.mouse.move(10, 10, steps=3)
     page.mouse.up()

@@ -15,7 +15,7 @@ import torch
 from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.models.inference import BATCH_TOKENS, device_of
-from calque.models.language_maps import ABOUT_FILE, load_maps
+from calque.models.language_maps import has_maps, load_maps
 from calque.models.pooling import batch_words, encode_first_subwords
 from calque.tokens.ragged import batch_by_length
 from calque.tokens.words import WordEncoder
@@ -308,7 +308,7 @@ class ModelCores:
 
 def _add_maps(model: Model) -> Model | None:
     """Return a model with the same weights and the linear maps of its folder, if there are some."""
-    if not (model.folder / ABOUT_FILE).exists():
+    if not has_maps(model.folder):
         return None
     mapped = copy(model)
     mapped.maps = load_maps(model.folder, model.hidden_size, model.n_layers)
