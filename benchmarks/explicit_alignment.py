@@ -68,7 +68,10 @@ VARIANTS: dict[str, tuple[str | None, tuple[str, ...]]] = {
         "linear-map",
         ("objectives.0.solver=least_squares", *METHODS["procrustes"][1][1:]),
     ),
-    "l2-hidden": ("l2", ("objectives.0.parameter_weight=0.0", "objectives.0.hidden_weight=1.0")),
+    "l2-parameters": (  # the regularizer of the paper
+        "l2",
+        ("objectives.0.parameter_weight=1.0", "objectives.0.hidden_weight=0.0"),
+    ),
     "l2-mean": ("l2", ("objectives.0.words=mean",)),
     "weak-mean": ("weak", ("objectives.0.words=mean",)),
     "weak-free": ("weak", ("objectives.0.parameter_weight=0.0",)),

@@ -519,10 +519,13 @@ def test_an_impossible_layer_is_an_error_at_the_start(tiny_encoder: Encoder) -> 
         objective.start(tiny_encoder, ["en-de"])
 
 
-def test_the_distance_to_the_pretrained_weights_is_added(tiny_encoder: Encoder) -> None:
+@pytest.mark.parametrize(("norm", "power"), [("squared", 1.0), ("plain", 0.5)])
+def test_the_distance_to_the_pretrained_weights_is_added(
+    tiny_encoder: Encoder, norm: str, power: float
+) -> None:
     """Eq. 5 at θ = θ_pretrained + 0.01 everywhere, by the number of weights."""
     encoder = copy.deepcopy(tiny_encoder)
-    objective = make_objective("sentence", parameter_weight=2.0)
+    objective = make_objective("sentence", parameter_weight=2.0, parameter_norm=norm)
     batch = collate(objective, encoder)
     objective.start(encoder, ["en-de"])
     with torch.no_grad():
@@ -532,7 +535,8 @@ def test_the_distance_to_the_pretrained_weights_is_added(tiny_encoder: Encoder) 
             parameter.add_(0.01)
         terms = objective(encoder, batch)
     n_weights = sum(parameter.numel() for parameter in encoder.parameters())
-    assert terms.metrics["parameters"].item() == pytest.approx(1e-4 * n_weights, rel=1e-3)
+    expected_distance = (1e-4 * n_weights) ** power
+    assert terms.metrics["parameters"].item() == pytest.approx(expected_distance, rel=1e-3)
     expected = terms.metrics["contrast"] + 2 * terms.metrics["parameters"]
     torch.testing.assert_close(terms.loss, expected)
     assert not [name for name in objective.state_dict() if "pretrained" in name]

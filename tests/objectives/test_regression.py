@@ -155,10 +155,15 @@ def test_the_loss_equals_a_loop_over_links(
 
 
 @pytest.mark.parametrize("shape", [None, ROOMY])
-@pytest.mark.parametrize("reference", ["device", "host"])
-def test_the_terms_add_up(tiny_encoder: Encoder, shape: BatchShape | None, reference: str) -> None:
+@pytest.mark.parametrize(
+    ("reference", "norm"), [("device", "squared"), ("host", "squared"), ("device", "plain")]
+)
+def test_the_terms_add_up(
+    tiny_encoder: Encoder, shape: BatchShape | None, reference: str, norm: str
+) -> None:
     encoder = copy.deepcopy(tiny_encoder)
     changes = {"parameter_weight": 0.5, "hidden_weight": 0.25, "reference": reference, "layer": 3}
+    changes["parameter_norm"] = norm
     objective = make_objective(**changes)
     objective.start(encoder, ["en-de"])
     batch = collate(encoder, shape=shape, **changes)
@@ -185,6 +190,7 @@ def test_the_terms_add_up(tiny_encoder: Encoder, shape: BatchShape | None, refer
     moved = zip(encoder.parameters(), tiny_encoder.parameters(), strict=True)
     with torch.no_grad():
         by_hand = sum(float((now - then).double().square().sum()) for now, then in moved)
+    by_hand = by_hand if norm == "squared" else by_hand**0.5
     assert metrics["parameters"] == pytest.approx(by_hand, rel=1e-5)
 
 

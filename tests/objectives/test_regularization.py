@@ -68,10 +68,25 @@ def test_at_the_start_the_gradient_is_zero_and_not_nan(encoder: Encoder, where: 
     assert distance.item() == 0
     distance.backward()
     assert all((weight.grad == 0).all() for weight in encoder.parameters())
-    # The root of it, as in the paper's release, has none there.
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_the_plain_norm_is_the_root_in_value_and_gradient(encoder: Encoder, where: Where) -> None:
+    held = PretrainedWeights.of(encoder, where)
+    held.distance(encoder, "plain").backward()
+    assert all((weight.grad == 0).all() for weight in encoder.parameters())
+    moves = disturb(encoder)
+    squared = 0.0
+    for move in moves.values():  # as in the authors' code: the root of a sum over all weights
+        for number in move.double().flatten().tolist():
+            squared += number * number
     encoder.zero_grad()
-    held.distance(encoder).sqrt().backward()
-    assert all(weight.grad.isnan().all() for weight in encoder.parameters())  # type: ignore[union-attr]
+    distance = held.distance(encoder, "plain")
+    assert distance.item() == pytest.approx(squared**0.5, rel=1e-5)
+    distance.backward()
+    for name, weight in encoder.named_parameters():
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad, moves[name] / squared**0.5)
 
 
 class Measure(nn.Module):

@@ -25,7 +25,7 @@ from calque.objectives.base import (
     process_number,
 )
 from calque.objectives.linked_words import WordPairBatch, WordPairCollator
-from calque.objectives.regularization import PretrainedWeights
+from calque.objectives.regularization import ParameterNorm, PretrainedWeights
 from calque.tokens.layout import pack_separately
 from calque.tokens.ragged import hash_sequences
 from calque.tokens.tokenizer import SpecialTokens
@@ -61,9 +61,13 @@ class ContrastiveSettings(ObjectiveSettings):
     features: int | None = Field(None, gt=0)
     # Number of earlier pairs that are negatives too.
     queue: int = Field(0, ge=0)
-    # λ in λ · ‖θ − θ_pretrained‖², and where the copy of the pretrained weights is stored.
+    # λ in λ · ‖θ − θ_pretrained‖² (plain: λ · ‖θ − θ_pretrained‖, as in the authors' code), and
+    # where the copy of the pretrained weights is stored.
     parameter_weight: float = Field(0.0, ge=0)
+    parameter_norm: ParameterNorm = "squared"
     reference: Literal["device", "host"] = "device"
+
+    newer_keys: ClassVar[tuple[str, ...]] = (*ObjectiveSettings.newer_keys, "parameter_norm")
 
 
 class WordContrastiveSettings(ContrastiveSettings):
@@ -253,7 +257,7 @@ class Contrastive(Objective):
         metrics = {"contrast": loss * scale, "accuracy": n_right * scale}
         loss = metrics["contrast"]
         if self.pretrained is not None:
-            metrics["parameters"] = self.pretrained.distance(encoder)
+            metrics["parameters"] = self.pretrained.distance(encoder, settings.parameter_norm)
             loss = loss + settings.parameter_weight * metrics["parameters"]
         return LossTerms(loss, metrics)
 

@@ -20,7 +20,7 @@ from calque.objectives.base import (
     total_over_processes,
 )
 from calque.objectives.linked_words import WordPairBatch, WordPairCollator
-from calque.objectives.regularization import PretrainedWeights
+from calque.objectives.regularization import ParameterNorm, PretrainedWeights
 from calque.objectives.self_labels import LEFT
 from calque.tokens.tokenizer import SpecialTokens
 from calque.types import LossTerms
@@ -44,10 +44,14 @@ class L2Settings(ObjectiveSettings):
     words: Literal["first", "mean"] = "first"
     # λ in λ · ‖θ − θ_pretrained‖² (Wu and Dredze, Eq. 5).
     parameter_weight: float = Field(1.0, ge=0)
+    # plain: λ · ‖θ − θ_pretrained‖, as in the authors' code.
+    parameter_norm: ParameterNorm = "squared"
     # Weight of the distance to the initial states of source sentences (Eq. 4): one more forward.
     hidden_weight: float = Field(0.0, ge=0)
     # Where the copy of the pretrained weights is stored.
     reference: Literal["device", "host"] = "device"
+
+    newer_keys: ClassVar[tuple[str, ...]] = (*ObjectiveSettings.newer_keys, "parameter_norm")
 
 
 def l2_loss(
@@ -145,7 +149,7 @@ class Regression(Objective):
             loss = loss + settings.hidden_weight * metrics["hidden"]
         if settings.parameter_weight > 0:
             assert self.pretrained is not None, "start comes first"
-            metrics["parameters"] = self.pretrained.distance(encoder)
+            metrics["parameters"] = self.pretrained.distance(encoder, settings.parameter_norm)
             loss = loss + settings.parameter_weight * metrics["parameters"]
         return LossTerms(loss, metrics)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     from calque.models.encoder import Encoder
     from calque.types import TokenBatch
+
+
+# λ · ‖θ − θ₀‖² as in the paper, or λ · ‖θ − θ₀‖ as in the authors' code.
+ParameterNorm: TypeAlias = Literal["squared", "plain"]
 
 
 class PretrainedWeights:
@@ -42,11 +46,12 @@ class PretrainedWeights:
         """Compile `encode`; `distance` is compiled with the objective that calls it."""
         self._run = torch.compile(run_with, *arguments, **options)
 
-    def distance(self, encoder: Encoder) -> Float[Tensor, ""]:
-        """Return Σ (θ − θ₀)² over all trained weights, in single precision at least.
+    def distance(self, encoder: Encoder, norm: ParameterNorm = "squared") -> Float[Tensor, ""]:
+        """Return Σ (θ − θ₀)² over all trained weights, or its root, in single precision at least.
 
-        Wu and Dredze, Eq. 5. Paper: the release takes the root of the sum, whose gradient at θ₀ is
-        NaN; the gradient of the squared distance is 0.
+        Wu and Dredze, Eq. 5, is squared; the authors' code takes the root ("plain"). The gradient
+        of the root has length 1 wherever θ is. Paper: at θ₀ that of the authors' code is NaN; here
+        it is 0.
         """
         trained = {name: p for name, p in encoder.named_parameters() if p.requires_grad}
         _check_not_sharded(trained.values())
@@ -56,7 +61,11 @@ class PretrainedWeights:
         else:
             parts = [squared_distance(*pair) for pair in pairs]
         zero = torch.zeros((), device=next(encoder.parameters()).device)
-        return torch.stack([zero, *parts]).sum()
+        squared = torch.stack([zero, *parts]).sum()
+        if norm == "squared":
+            return squared
+        is_away = squared > 0
+        return torch.where(is_away, torch.where(is_away, squared, 1.0).sqrt(), 0.0)
 
     def encode(
         self, encoder: Encoder, batch: TokenBatch, layers: Sequence[int]
