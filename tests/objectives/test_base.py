@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
+import signal
 import warnings
 from itertools import chain
 from pathlib import Path
@@ -157,16 +157,15 @@ def train_without_links(rank: int, encoder: Encoder) -> None:
         assert gradient.isfinite().all()
 
 
-def work(rank: int, folder: str, model: str) -> None:
+def work(folder: str, model: str) -> None:
     """Run on each of two processes."""
     from calque.models.encoder import Encoder
 
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")  # from torch.compile
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
-    )
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
     assert (n_processes(), process_number()) == (2, rank)
     gather_by_hand(rank)
     encoder = Encoder.load(model).double()
@@ -179,33 +178,19 @@ def work(rank: int, folder: str, model: str) -> None:
     distributed.destroy_process_group()
 
 
-def run_group(folder: Path, model: Path) -> list[int | None]:
-    """Run two processes; the exit code of one that hangs is None."""
-    folder.mkdir()
-    context = multiprocessing.get_context("forkserver")  # imports once for all
-    context.set_forkserver_preload(["torch.distributed.fsdp", "calque.training.loop"])
-    arguments = [(rank, str(folder), str(model)) for rank in range(2)]
-    processes = [context.Process(target=work, args=args) for args in arguments]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-    exits = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-        process.join()
-    return exits
-
-
 @pytest.fixture(scope="module")
-def two_processes(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_processes(
+    fork_server: Any, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     folder = tmp_path_factory.mktemp("two")
-    for attempt in ("first", "second"):
-        exits = run_group(folder / attempt, tiny_folder)
-        if None not in exits:  # gloo has hung once
+    script = folder / "two.py"
+    script.write_text("import sys; from test_base import work; work(*sys.argv[1:])")
+    for _ in range(2):
+        done = fork_server.run(script, folder, tiny_folder, beside=Path(__file__), seconds=240)
+        if done.returncode != -signal.SIGALRM:  # gloo has hung once
             break
-    assert exits == [0, 0]
-    return folder / attempt
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 @pytest.mark.slow
