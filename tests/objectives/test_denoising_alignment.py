@@ -37,8 +37,11 @@ SHAPE = BatchShape.fit(2048, np.full(50, 40), 128)
 both_shapes = pytest.mark.parametrize("shape", [None, SHAPE], ids=["bare", "rows"])
 
 
+PAPER = {"similarity": "dot", "labels": "transport", "filter": "itermax"}
+
+
 def make_objective(**settings: Any) -> DenoisingAlignment:
-    objective = DenoisingAlignment(DenoisingAlignmentSettings(**settings))
+    objective = DenoisingAlignment(DenoisingAlignmentSettings(**PAPER | settings))
     objective.add_weights(64, torch.Generator().manual_seed(1))
     with torch.no_grad():
         for parameter in objective.pointer.parameters():
@@ -139,9 +142,16 @@ def run_alone(encoder: Encoder, ids: Tensor, positions: Tensor, layer: int) -> T
     return states
 
 
-def label_alone(left: Tensor, right: Tensor, similarity: str) -> Tensor:
-    """Label one pair by the paper's equations."""
-    if similarity == "dot":
+def label_alone(left: Tensor, right: Tensor, settings: DenoisingAlignmentSettings) -> Tensor:
+    """Label one pair by the paper's equations, or by mutual argmax."""
+    if settings.labels == "argmax":
+        cosines = torch.cosine_similarity(left[:, None], right[None], dim=-1)
+        best_tgt, best_src = cosines.argmax(dim=1), cosines.argmax(dim=0)
+        links = torch.zeros_like(cosines, dtype=torch.bool)
+        for i, j in enumerate(best_tgt.tolist()):
+            links[i, j] = best_src[j] == i
+        return links
+    if settings.similarity == "dot":
         plan = (left @ right.mT).clamp(min=1e-6)
     else:
         plan = (10 * torch.cosine_similarity(left[:, None], right[None], dim=-1)).exp()
@@ -180,7 +190,7 @@ def losses_alone(objective: DenoisingAlignment, encoder: Encoder, batch: Alignme
         clean = run_alone(encoder, batch.clean.ids[start:stop], positions, settings.label_layer)
         masked_ids = batch.tokens.ids[flat[start:stop]]
         states = run_alone(encoder, masked_ids, positions, settings.pointer_layer or last)
-        links = label_alone(clean[left - start], clean[right - start], settings.similarity)
+        links = label_alone(clean[left - start], clean[right - start], settings)
         for asking, answering, table in ((left, right, links), (right, left, links.mT)):
             scores = point_alone(objective, states[asking - start], states[answering - start])
             for i, row, score in zip(asking, table, scores, strict=True):
@@ -194,6 +204,7 @@ def losses_alone(objective: DenoisingAlignment, encoder: Encoder, batch: Alignme
 SWITCHES: dict[str, dict[str, Any]] = {
     "paper": {},
     "cosine": {"similarity": "cosine"},
+    "default": {"similarity": "cosine", "labels": "argmax", "filter": "argmax"},
     "positions": {"positions": "reset"},
     "unmasked": {"queries": "unmasked", "probability": 0.3},
     "all": {"queries": "all"},
@@ -496,6 +507,11 @@ def test_a_compiled_step_is_two_graphs_with_the_same_loss(
         torch.testing.assert_close(found.loss, expected.loss)
         assert found.metrics.keys() == expected.metrics.keys()
     torch._dynamo.reset()
+
+
+def test_the_default_labels_are_the_most_precise() -> None:
+    settings = DenoisingAlignmentSettings()
+    assert {key: getattr(settings, key) for key in PAPER} == SWITCHES["default"]
 
 
 def test_the_kind_is_known() -> None:

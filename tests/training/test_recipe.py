@@ -204,6 +204,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "objectives.1.sharpness": 1.0,
         "objectives.1.labels": "transport",
         "objectives.1.iterations": 2,
+        "objectives.1.scale_first": "rows",
         "objectives.1.filter": "itermax",
         "objectives.1.rounds": 2,
         "objectives.1.alpha": 0.9,

@@ -267,6 +267,7 @@ def test_dot_products_have_the_kernel_of_xlm_align(first: Any, mu: float) -> Non
         assert link("itermax", products, **options) == itermax_by_hand(positive)
         assert link("argmax", products, **options) == mutual_by_hand(positive)
     assert n_other_order > 3
+    assert link("argmax", np.array([[-5.0]]), similarity="dot") == {(0, 0)}  # not below a threshold
 
 
 def test_the_sharpness_belongs_to_the_similarity(tiny_encoder: Encoder) -> None:
