@@ -180,7 +180,8 @@ def test_xnli_by_line(veco: Veco) -> None:
     for outcome in outcomes:
         # German and Swahili, each with English.
         assert outcome.counts["train_examples"] == 4 * 12
-        assert outcome.counts["paired_by_line"] == outcome.n_items
+        assert outcome.counts["human_translations"] == outcome.n_items
+        assert outcome.notes == {"upper_bound": "tests are read beside human translations"}
         assert "without_translation" not in outcome.counts
     again = measure(copy_veco(veco), DATA, task="xnli", settings=settings, seed=0)
     assert [o.metrics for o in again] == [o.metrics for o in outcomes]
@@ -212,8 +213,9 @@ def test_translations_that_name_their_original(
     en, de = measure(copy_veco(veco), tmp_path, task="xnli", settings=settings, seed=0)
     assert en.counts["train_examples"] == 40 + 30
     assert en.counts["learnt_without_translation"] == 10
-    assert en.counts["without_translation"] == 10 and "paired_by_line" not in en.counts
-    assert "without_translation" not in de.counts and "paired_by_line" not in de.counts
+    assert en.counts["without_translation"] == 10 and "human_translations" not in en.counts
+    assert "without_translation" not in de.counts and "human_translations" not in de.counts
+    assert not en.notes and not de.notes
     (folder / "translate-test" / "test-de-en-translated.tsv").unlink()
     write("translate-test/test-de.tsv", english[60:70])
     other = replace(settings, epochs=2)  # other settings, so that the cache is not used
@@ -252,7 +254,9 @@ def test_grid_with_plug_in(veco: Veco, tiny_folder: Path, tmp_path: Path) -> Non
     results = {run.model.name: runner.run(run) for run in runs}
     for name in ("veco", "floor"):
         assert results[name].error is None
-        assert results[name].scores[0].counts["paired_by_line"] == results[name].scores[0].n_items
+        assert (
+            results[name].scores[0].counts["human_translations"] == results[name].scores[0].n_items
+        )
     assert "cross-attention" in (results["plain"].error or "")
     out, _ = plan_grid(models[:1], tasks, [1], DATA, settings=chosen | {"plug": "out"})
     assert runner.run(out[0]).error is None

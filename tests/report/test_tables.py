@@ -55,6 +55,27 @@ def test_a_table_for_the_terminal(study: Comparison) -> None:
     assert len(smaller.headers) == len(smaller.rows[0]) == len(tables[0].headers) - 1
 
 
+def test_upper_bounds_are_named(tmp_path: Path) -> None:
+    rows = DRAWN["draw_results"](tmp_path, {"base": 55, "veco": 80}, tasks=("xnli", "pos"))
+    notes = {"upper_bound": "tests are read beside human translations"}
+    is_bound = {("xnli", "veco"): {"notes": notes}}
+    rows = [row | is_bound.get((row["task"], row["model"]), {}) for row in rows]
+    DRAWN["write_rows"](tmp_path, rows)
+    settings = ComparisonSettings(n_resamples=50)
+    found = compare_results(read_results([tmp_path]), "base", settings=settings)
+    assert [row[:2] for row in verdict_table(found).rows] == [
+        ["xnli", "veco (upper bound)"],
+        ["pos", "veco"],
+    ]
+    assert [task_table(found, task).headers[1:3] for task in found.tasks] == [
+        ["base", "veco (upper bound)"],
+        ["base", "veco"],
+    ]
+    assert [note for note in found.notes if "bound" in note] == [
+        "xnli: the score of veco is an upper bound: tests are read beside human translations"
+    ]
+
+
 def test_csv_has_every_comparison(study: Comparison) -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(study))))
     assert len(rows) == 2 * 2 * (1 + 3 + 1)

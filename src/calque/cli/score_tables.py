@@ -57,6 +57,8 @@ def _tabulate_languages(task: str, records: Sequence[Record]) -> Table:
     for model, name in models.items():
         layers = {r["counts"].get("layer") for r in records if r["model"] == model} - {None}
         head = f"{name}\nlayer {layers.pop()}" if len(layers) == 1 else name
+        if any(r.get("notes", {}).get("upper_bound") for r in records if r["model"] == model):
+            head += "\nupper bound"
         for column in columns:
             title = f"{head}\n{column}" if len(columns) > 1 else head
             table.add_column(Text(title), justify="right")

@@ -51,3 +51,11 @@ class LanguageScores:
     layers: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+
+
+def note_upper_bound(n_human: int) -> dict[str, str]:
+    """Return the note on a score for which tests were read beside human translations (plug=in).
+
+    A system that is used has machine translations at best, so that such a score is an upper bound.
+    """
+    return {"upper_bound": "tests are read beside human translations"} if n_human else {}

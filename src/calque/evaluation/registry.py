@@ -50,7 +50,10 @@ class Task:
 # Translated training sets are one folder deeper; translations of tagged sentences have no tags.
 POS_FILES = ("udpos/*.tsv*", "udpos/*/*.tsv*", "ud/*.conllu*", "ud/UD_*/*.conllu*")
 NER_FILES = ("panx/*.tsv*", "panx/*/*.tsv*")
-QA_TRAINING_FILES = ("squad/train-v1.1.json*", "tydiqa/**/*.train.json*")
+QA_TRAINING_FILES = (
+    *("squad/train-v1.1.json*", "tydiqa/**/*.train.json*"),
+    *("squad/**/*.translate.train.*.json*", "tydiqa/**/*.translate.train.*.json*"),
+)
 REVIEW_DOMAINS = ("books", "dvd", "music")
 REVIEW_FOLDERS = ("cls-acl10-unprocessed", "cls", "amazon_reviews", "reviews")
 # Few windows contain the answer, so a batch is larger; fewer updates allow a higher rate.

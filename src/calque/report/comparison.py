@@ -68,6 +68,8 @@ class TaskComparison:
     scores: Mapping[str, Mapping[str, Mapping[int | None, float]]]  # model, language, seed
     layers: Mapping[str, Mapping[int, float]]  # model, layer: mean of languages and seeds
     models: Mapping[str, ModelComparison]
+    # Models whose scores are upper bounds, and why they are.
+    upper_bounds: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def languages(self) -> list[str]:
@@ -122,6 +124,8 @@ def compare_results(
             continue
         comparisons.append(task_comparison)
         notes += mixture_notes(task, rows)
+        for model, reason in task_comparison.upper_bounds.items():
+            notes.append(f"{task}: the score of {model} is an upper bound: {reason}")
         for model, each in task_comparison.models.items():
             notes += [f"{task}, {model}: {note}" for note in each.notes]
     if not comparisons:
@@ -183,6 +187,7 @@ def _compare_task(
         {name: _by_language(by_model[name]) for name in in_order},
         {name: layers for name in in_order if (layers := _average_layers(by_model[name]))},
         compare_pairs(pairs, settings, generator),
+        {row.model: row.upper_bound for row in rows if row.upper_bound is not None},
     )
 
 

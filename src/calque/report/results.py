@@ -40,6 +40,8 @@ class Row:
     config: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     items: Path | None = None
+    # Why the score is an upper bound, if it is one.
+    upper_bound: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,7 @@ def _build_row(record: Record, folder: Path) -> Row | Failure:
         config=record.get("config"),
         versions=record.get("versions", {}),
         items=None if record.get("items") is None else folder / record["items"],
+        upper_bound=(record.get("notes") or {}).get("upper_bound"),
     )
 
 

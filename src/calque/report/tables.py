@@ -81,7 +81,7 @@ def verdict_table(comparison: Comparison) -> ResultTable:
             cells = [format_spread(c.baseline), format_spread(c.model), format_difference(c), p]
             rule = [RULES[c.rule], verdict_name(c)]
             name = task.task + ("" if task.higher_is_better else " ↓")
-            rows.append([name, names[model], *cells, *rule])
+            rows.append([name, _mark_upper_bound(names[model], task, model), *cells, *rule])
     return ResultTable(
         f"against {names[comparison.baseline]}",
         [*headers, "p", "1 sd rule", "verdict"],
@@ -97,6 +97,7 @@ def task_table(
 ) -> ResultTable:
     """Return a task by language: the scores of the models and their differences."""
     names, others = short_model_names(comparison), list(task.models if models is None else models)
+    names = {model: _mark_upper_bound(name, task, model) for model, name in names.items()}
     headers = ["language", names[comparison.baseline]]
     for model in others:
         headers += [names[model], "difference"]
@@ -122,6 +123,10 @@ def task_table(
         below.append(line(f"gap to {task.source}", lambda model: task.models[model].gap))
     caption = f"{task.metric} (%), {'higher' if task.higher_is_better else 'lower'} is better"
     return ResultTable(task.task, headers, rows, below, caption=caption)
+
+
+def _mark_upper_bound(name: str, task: TaskComparison, model: str) -> str:
+    return f"{name} (upper bound)" if model in task.upper_bounds else name
 
 
 def language_difference(task: TaskComparison, language: str, model: str) -> Difference | None:

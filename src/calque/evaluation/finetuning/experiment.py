@@ -12,7 +12,7 @@ import torch
 from calque.errors import InputError
 from calque.evaluation.finetuning.finetune import fine_tune
 from calque.evaluation.finetuning.transfer import OnProgress, TransferRun, measure_runs, plan_runs
-from calque.evaluation.records import ItemScores, LanguageScores
+from calque.evaluation.records import ItemScores, LanguageScores, note_upper_bound
 from calque.tokens.sampling import derive_seed
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class PlugInSetup(Generic[T]):
         by_line = self.pairs.pairs_by_line(language)
         counts = {
             "without_translation": n_missing,
-            "paired_by_line": len(pairs) - n_missing if by_line else 0,
+            "human_translations": len(pairs) - n_missing if by_line else 0,
         }
         return {name: count for name, count in counts.items() if count}
 
@@ -143,9 +143,13 @@ class FinetuneExperiment(Generic[T]):
         counts = {**encoded.counts, **scored.counts, **self.corpus.count_dropped(language)}
         if self.plug is not None:
             counts |= self.plug.count_missing(language, examples)
-        n_items = len(examples)
         return LanguageScores(
-            language, scored.metrics, n_items, scored.items, counts={**counts, **train_counts}
+            language,
+            scored.metrics,
+            len(examples),
+            scored.items,
+            counts={**counts, **train_counts},
+            notes=note_upper_bound(counts.get("human_translations", 0)),
         )
 
     def _encode_test(

@@ -95,13 +95,7 @@ class TranslatedPairs(Generic[T]):
                 if id(e) not in already_paired
             ]
             pairs = self.pair(source, rest, "train") + pairs
-        if all(pair.other is None for pair in pairs):
-            raise InputError(
-                "plug=in needs translations, but no training example has one",
-                file=self.corpus.files.folder,
-                fix=f"put translations of the training set into {TRANSLATE_TRAIN}/ and set "
-                "setting=translate-train-all, or set plug=out",
-            )
+        check_any_translated(pairs, self.corpus.files.folder)
         return pairs
 
     def pair(self, language: str, examples: Sequence[T], role: Role) -> list[TranslatedExample[T]]:
@@ -181,6 +175,37 @@ class TranslatedPairs(Generic[T]):
                 yield from zip(*sides, strict=True)
 
 
+def check_any_translated(pairs: Sequence[TranslatedExample[T]], folder: Path) -> None:
+    """Raise an InputError if no training example has a translation."""
+    if all(pair.other is None for pair in pairs):
+        raise InputError(
+            "plug=in needs translations, but no training example has one",
+            file=folder,
+            fix=f"put translations of the training set into {TRANSLATE_TRAIN}/ and set "
+            "setting=translate-train-all, or set plug=out",
+        )
+
+
+def pair_windows(
+    left: Sequence[Sequence[int]], right: Sequence[Sequence[int]], learns_right: Sequence[bool]
+) -> PairRows:
+    """Pair window k of every example with window k of its translation.
+
+    `right` has no windows for an example without a translation. If one side has more windows, the
+    additional ones read the last window of the other side. Every window of an example counts once,
+    and every window of a translation that is trained on.
+    """
+    rows: list[tuple[int, int, bool, bool]] = []
+    for own, others, learns in zip(left, right, learns_right, strict=True):
+        n_own, n_others = len(own), len(others)
+        for k in range(max(n_own, n_others)):
+            other = others[min(k, n_others - 1)] if n_others else -1
+            counts = k < n_own, learns and k < n_others
+            rows.append((own[min(k, n_own - 1)], other, *counts))
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    return PairRows(*table[:, :2].T, *table[:, 2:].T.astype(np.bool_))
+
+
 @dataclass(frozen=True, slots=True)
 class PlugInTokens(TensorBatch):
     """Pairs of sequences, and which of their tokens have a translation."""
@@ -250,7 +275,7 @@ def encode_plug_in(encoder: Encoder, tokens: PlugInTokens) -> Float[Tensor, "tok
 def check_plug_in(encoder: Encoder, *, supports_plug_in: bool) -> None:
     """Raise InputError if the task or the model does not support plug-in fine-tuning."""
     if not supports_plug_in:
-        fix = "set plug=out, or choose pos, ner, xnli, pawsx or reviews"
+        fix = "set plug=out, or choose a task of tags, classes, questions or retrieval"
         raise InputError("this task does not support plug=in", fix=fix)
     if not isinstance(encoder, Veco):
         fix = "use a model trained with cross_attention_lm (RUN/model), or set plug=out"

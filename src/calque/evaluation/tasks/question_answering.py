@@ -12,7 +12,7 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -23,6 +23,13 @@ import torch
 from calque.errors import InputError
 from calque.evaluation.finetuning.finetune import fine_tune, predict
 from calque.evaluation.finetuning.head_model import HeadModel, move_to_device_of
+from calque.evaluation.finetuning.plug_in import (
+    PairRows,
+    TranslatedExample,
+    check_any_translated,
+    check_plug_in,
+    pair_windows,
+)
 from calque.evaluation.finetuning.transfer import (
     TransferRun,
     choose_tests,
@@ -30,7 +37,7 @@ from calque.evaluation.finetuning.transfer import (
     pick_languages,
     plan_runs,
 )
-from calque.evaluation.records import ItemScores, LanguageScores
+from calque.evaluation.records import ItemScores, LanguageScores, note_upper_bound
 from calque.evaluation.settings import remember
 from calque.io.conllu import sample_evenly
 from calque.io.questions import Question, read_questions
@@ -49,6 +56,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
+    from calque.evaluation.finetuning.plug_in import PlugInTokens
     from calque.evaluation.finetuning.transfer import OnProgress
     from calque.evaluation.settings import TaskSettings
     from calque.io.questions import Answer
@@ -56,6 +64,7 @@ if TYPE_CHECKING:
     from calque.types import TokenBatch
 
     IntArray = npt.NDArray[np.int64]
+    BoolArray = npt.NDArray[np.bool_]
 
 Normalize: TypeAlias = Callable[[str], str]
 
@@ -71,7 +80,12 @@ TEST_FILES: dict[str, tuple[str, ...]] = {
     TYDIQA: (rf"tydiqa\.goldp\.(?P<language>[a-z]+)\.dev{JSON}",),
 }
 TYDIQA_TRAIN = rf"tydiqa\.goldp\.(?P<language>[a-z]+)\.train{JSON}"
-SQUAD_TRAIN = "squad/train-v1.1.json*"
+SQUAD, SQUAD_TRAIN = "squad", "squad/train-v1.1.json*"
+# Machine translations, as XTREME names them: of English training questions, and of test questions
+# into English. Questions keep their ids.
+ENGLISH = "en"
+TRANSLATED_TRAIN = rf"[a-z]+\.translate\.train\.en-(?P<language>[a-z]+){JSON}"
+TRANSLATED_TEST = rf"[a-z]+\.translate\.test\.(?P<language>[a-z]+)-en{JSON}"
 EXAMPLES = {
     XQUAD: "xquad/xquad.en.json",
     MLQA: "mlqa/dev-context-en-question-en.json",
@@ -103,9 +117,11 @@ def measure(
     if settings.select == "best":
         problem = f"{task} has no development questions to choose the best epoch"
         raise InputError(problem, fix="set select=last")
+    if settings.plug == "in":
+        check_plug_in(encoder, supports_plug_in=True)
     files = find_files(data, task)
     tests = pick_languages(list_languages(data, settings, task=task), languages, data)
-    runs = plan_runs(settings, list(files.train), tests)
+    runs = plan_runs(settings, files.list_trainable(settings), tests)
 
     def measure_run(run: TransferRun, on_progress: OnProgress) -> list[LanguageScores]:
         prepared = _prepare(encoder, files, run, settings)
@@ -117,7 +133,7 @@ def measure(
 def list_languages(data: Path, settings: TaskSettings, *, task: str) -> list[str]:
     """List the languages that can be tested in this setting, the source first."""
     files = find_files(data, task)
-    return choose_tests(settings, list(files.train), sorted(files.tests))
+    return choose_tests(settings, files.list_trainable(settings), sorted(files.tests))
 
 
 def _measure_run(
@@ -145,33 +161,59 @@ def _measure_run(
         items, exact_match = score_answers(answers, test.questions, normalize)
         metrics = {"f1": items.score, "exact_match": exact_match}
         counts = {**data.counts, **test.count()}
-        scores.append(LanguageScores(language, metrics, len(answers), items, counts=counts))
+        scores.append(
+            LanguageScores(
+                language, metrics, len(answers), items, counts=counts, notes=test.list_notes()
+            )
+        )
         on_progress(tuned.n_updates + number, tuned.n_updates + n_tests)
     return scores
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionText:
-    """Questions that have answers, and the same questions encoded."""
+    """Questions that have answers, and the same questions encoded.
+
+    With plug=in they are encoded beside their translations, which `n_untranslated` do not have.
+    `has_human_translations` means that those that are read were not made by a machine.
+    """
 
     questions: Sequence[Question]
-    encoded: QuestionExamples
+    encoded: QuestionExamples | QuestionPairs
     n_unanswered: int
     n_longer: int  # questions whose answers are all longer than `max_answer`
     is_dev: bool = False
+    n_untranslated: int = 0
+    has_human_translations: bool = False
 
     def count(self, prefix: str = "") -> dict[str, int]:
         """Count questions, windows, and what was truncated or left out."""
-        n_windows = np.bincount(self.encoded.owners, minlength=len(self.questions))
+        own = self.encoded.own
+        n_windows = np.bincount(own.owners, minlength=len(self.questions))
+        optional = {
+            "tested_on_dev": int(self.is_dev),
+            ("learnt_" if prefix else "") + "without_translation": self.n_untranslated,
+            "human_translations": self.n_human_translations,
+        }
         return {
             f"{prefix}questions": len(self.questions),
             f"{prefix}questions_without_answer_left_out": self.n_unanswered,
-            f"{prefix}questions_cut": self.encoded.n_cut_questions,
+            f"{prefix}questions_cut": own.n_cut_questions,
             f"{prefix}texts_in_windows": int((n_windows > 1).sum()),
-            f"{prefix}windows": len(self.encoded.lengths),
-            f"{prefix}answers_in_no_window": self.encoded.n_lost_answers,
+            f"{prefix}windows": len(own.lengths),
+            f"{prefix}answers_in_no_window": own.n_lost_answers,
             f"{prefix}answers_longer_than_max_answer": self.n_longer,
-        } | ({"tested_on_dev": 1} if self.is_dev else {})
+        } | {name: count for name, count in optional.items() if count}
+
+    @property
+    def n_human_translations(self) -> int:
+        """The number of questions that are read beside a human translation."""
+        n_translated = len(self.questions) - self.n_untranslated
+        return n_translated if self.has_human_translations else 0
+
+    def list_notes(self) -> dict[str, str]:
+        """Return the note on scores that are an upper bound."""
+        return note_upper_bound(self.n_human_translations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,22 +230,39 @@ def _prepare(
 ) -> QuestionData:
     """Read and encode the data of a run, once for all seeds of a process."""
     longest = min(settings.max_length or WINDOW, encoder.max_tokens)
+    is_plugged = settings.plug == "in"
 
-    def encode(questions: Sequence[Question], n_questions: int | None) -> QuestionText:
-        answered = [question for question in questions if question.answers]
+    def encode_plainly(questions: Sequence[Question]) -> QuestionExamples:
+        return encode_questions(encoder.tokenizer, questions, longest, stride=settings.stride)
+
+    def encode(
+        pairs: Sequence[TranslatedExample[Question]], n_questions: int | None
+    ) -> QuestionText:
+        answered = [pair for pair in pairs if pair.example.answers]
         chosen = sample_evenly(answered, n_questions)
         if not chosen:
             raise InputError("no question has an answer", fix="use another file")
-        encoded = encode_questions(encoder.tokenizer, chosen, longest, stride=settings.stride)
-        n_longer = encoded.count_longer(chosen, settings.max_answer)
-        return QuestionText(chosen, encoded, len(questions) - len(answered), n_longer)
+        questions = [pair.example for pair in chosen]
+        if is_plugged:
+            encoded: QuestionExamples | QuestionPairs = encode_question_pairs(
+                encode_plainly, chosen
+            )
+        else:
+            encoded = encode_plainly(questions)
+        n_longer = encoded.own.count_longer(questions, settings.max_answer)
+        n_untranslated = sum(pair.other is None for pair in chosen) if is_plugged else 0
+        n_unanswered = len(pairs) - len(answered)
+        return QuestionText(
+            questions, encoded, n_unanswered, n_longer, n_untranslated=n_untranslated
+        )
 
     def read() -> QuestionData:
-        questions = [question for name in run.sources for question in files.read_train(name)]
-        train = encode(questions, settings.train_examples)
+        train = encode(files.pair_train(run.sources, settings), settings.train_examples)
         tests = {
             name: replace(
-                encode(files.read_test(name), settings.test_examples), is_dev=files.is_dev(name)
+                encode(files.pair_test(name, settings), settings.test_examples),
+                is_dev=files.is_dev(name),
+                has_human_translations=is_plugged and name not in files.translated_tests,
             )
             for name in run.tests
         }
@@ -214,11 +273,11 @@ def _prepare(
         }
         return QuestionData(train, tests, train.count("train_") | counts)
 
-    paths = [files.train[n] for n in run.sources] + [files.tests[n] for n in run.tests]
-    stamps = tuple((str(path), path.stat().st_mtime_ns) for path in paths)
+    stamps = tuple((str(path), path.stat().st_mtime_ns) for path in files.list_paths())
     sizes = (longest, settings.stride, settings.max_answer)
     n_examples = (settings.train_examples, settings.test_examples)
-    key = ("questions", run, stamps, sizes, n_examples, files.held_out)
+    plug = (settings.plug, settings.source)
+    key = ("questions", run, stamps, sizes, n_examples, files.held_out, plug)
     return remember(encoder.tokenizer, key, read)
 
 
@@ -228,6 +287,8 @@ class QuestionFiles:
 
     The test of a `held_out` language is a part of its training file that is not trained on.
     Languages in `secret` have only a test without answers, so they cannot be tested.
+    `translated_train` and `translated_tests` are machine translations of English training questions
+    and of test questions into English.
     """
 
     train: Mapping[str, Path]
@@ -235,13 +296,102 @@ class QuestionFiles:
     held_out: frozenset[str]
     secret: frozenset[str]
     from_squad: bool
+    translated_train: Mapping[str, Path] = field(default_factory=dict)
+    translated_tests: Mapping[str, Path] = field(default_factory=dict)
+
+    def list_trainable(self, settings: TaskSettings) -> list[str]:
+        """List the languages that the setting may train on."""
+        if settings.setting == "translate-train-all":
+            return list(dict.fromkeys([*self.train, *self.translated_train]))
+        return list(self.train)
+
+    def list_paths(self) -> list[Path]:
+        """List all files."""
+        kinds = (self.train, self.tests, self.translated_train, self.translated_tests)
+        return [path for files in kinds for path in files.values()]
 
     def read_train(self, language: str) -> list[Question]:
         """Read the training questions, without those that are held out."""
+        if language not in self.train:
+            return []
         questions = read_questions(self.train[language])
         if language in self.held_out:
             questions = [q for number, q in enumerate(questions) if number % HELD_OUT]
         return questions
+
+    def read_translated(self, language: str) -> list[TranslatedExample[Question]]:
+        """Read translated training questions, each with the English question that it translates.
+
+        Translations of questions that are held out for a test are left out.
+        """
+        if language not in self.translated_train:
+            return []
+        translated = read_questions(self.translated_train[language])
+        originals = read_questions(self.train[ENGLISH]) if ENGLISH in self.train else []
+        pairs = []
+        for question, number in zip(
+            translated, match_questions(translated, originals), strict=True
+        ):
+            is_held = ENGLISH in self.held_out and (number is None or number % HELD_OUT == 0)
+            if not is_held:
+                other = None if number is None else originals[number]
+                pairs.append(TranslatedExample(question, other))
+        return pairs
+
+    def pair_train(
+        self, sources: Sequence[str], settings: TaskSettings
+    ) -> list[TranslatedExample[Question]]:
+        """Return the training questions; with plug=in each beside its translation.
+
+        A translated question is paired with the English one, which is trained on once per language
+        if English is trained on at all. English questions that are left over are paired with the
+        first translation.
+        """
+        pairs: list[TranslatedExample[Question]] = []
+        for language in sources:
+            pairs += [TranslatedExample(question) for question in self.read_train(language)]
+            pairs += self.read_translated(language)
+        if settings.plug == "out":
+            return [TranslatedExample(pair.example) for pair in pairs]
+        if ENGLISH in sources:
+            pairs = [replace(pair, learns_other=_both_answered(pair)) for pair in pairs]
+            learned = {pair.other for pair in pairs if pair.learns_other}
+            first: dict[Question | None, Question] = {}
+            for language in sorted(self.translated_train):
+                for pair in self.read_translated(language):
+                    first.setdefault(pair.other, pair.example)
+            english = set(self.read_train(ENGLISH))
+            pairs = [
+                replace(pair, other=first.get(pair.example)) if pair.example in english else pair
+                for pair in pairs
+                if pair.example not in learned
+            ]
+        check_any_translated(pairs, next(iter(self.train.values())).parent)
+        return pairs
+
+    def pair_test(self, language: str, settings: TaskSettings) -> list[TranslatedExample[Question]]:
+        """Return the test questions; with plug=in each beside its translation.
+
+        That is the machine translation or, without such a file, the human one: the question of the
+        source language, or of the first other language that has it for the source itself.
+        """
+        questions = self.read_test(language)
+        if settings.plug == "out":
+            return [TranslatedExample(question) for question in questions]
+        if language in self.translated_tests:
+            partners = [read_questions(self.translated_tests[language])]
+        else:
+            others = [name for name in sorted(self.tests) if name != language]
+            names = others if language == settings.source else [settings.source]
+            partners = [self.read_test(name) for name in names if name in self.tests]
+        found: list[Question | None] = [None] * len(questions)
+        for others_read in partners:
+            numbers = match_questions(questions, others_read)
+            found = [
+                before if before is not None or number is None else others_read[number]
+                for before, number in zip(found, numbers, strict=True)
+            ]
+        return [TranslatedExample(*pair) for pair in zip(questions, found, strict=True)]
 
     def read_test(self, language: str) -> list[Question]:
         """Read the test questions."""
@@ -251,6 +401,24 @@ class QuestionFiles:
     def is_dev(self, language: str) -> bool:
         """Return whether a test is a development file instead of a test file (MLQA)."""
         return self.tests[language].name.startswith("dev-")
+
+
+def match_questions(questions: Sequence[Question], others: Sequence[Question]) -> list[int | None]:
+    """Return for every question the number of the other question with the same id, if any.
+
+    Ids repeat in training files of TyDiQA. Then questions match in order, if all ids are equal, and
+    otherwise only those match whose id is unique on both sides.
+    """
+    names, other_names = ([question.name for question in side] for side in (questions, others))
+    if names == other_names:
+        return list(range(len(names)))
+    counts, other_counts = Counter(names), Counter(other_names)
+    numbers = {name: k for k, name in enumerate(other_names) if other_counts[name] == 1}
+    return [numbers.get(name) if counts[name] == 1 else None for name in names]
+
+
+def _both_answered(pair: TranslatedExample[Question]) -> bool:
+    return pair.other is not None and bool(pair.example.answers and pair.other.answers)
 
 
 def find_files(data: Path, task: str) -> QuestionFiles:
@@ -284,7 +452,15 @@ def find_files(data: Path, task: str) -> QuestionFiles:
         fix = f"add {SQUAD_TRAIN.rstrip('*')} or tydiqa/tydiqa.goldp.en.train.json"
         raise InputError("the folder has no training questions", file=data, fix=fix)
     from_squad = bool(squad) and task != TYDIQA
-    return QuestionFiles(train, tests, held_out, frozenset(known - tests.keys()), from_squad)
+    return QuestionFiles(
+        train,
+        tests,
+        held_out,
+        frozenset(known - tests.keys()),
+        from_squad,
+        _match_files(roots, SQUAD if from_squad else TYDIQA, TRANSLATED_TRAIN),
+        _match_files(roots, task, TRANSLATED_TEST),
+    )
 
 
 def _match_files(roots: Sequence[Path], name: str, pattern: str) -> dict[str, Path]:
@@ -325,7 +501,7 @@ class WindowBatch(TensorBatch):
     has the number after the last cell. `is_text` marks the tokens that may be part of an answer.
     """
 
-    tokens: TokenBatch
+    tokens: TokenBatch | PlugInTokens
     cells: Int[Tensor, "tokens"]
     is_text: Bool[Tensor, "windows longest"]
     starts: Int[Tensor, "windows"]
@@ -362,19 +538,46 @@ class QuestionExamples:
         """Return a batch of some windows, without padding or padded to a fixed shape."""
         chosen = reorder(self.windows, rows)
         layout = build_packed_layout(chosen, pad_id=self.pad_id, shape=shape)
-        n_rows, longest = len(rows), int(chosen.lengths.max(initial=1))
-        if shape is not None:
-            n_rows, longest = max(shape.sequences, n_rows), shape.row
+        n_rows = len(rows) if shape is None else max(shape.sequences, len(rows))
+        is_counted = np.ones(len(rows), dtype=np.bool_)
+        return self.build_batch(layout.tokens, layout.slots, rows, is_counted, n_rows, shape)
+
+    def build_batch(
+        self,
+        tokens: TokenBatch | PlugInTokens,
+        slots: IntArray,
+        windows: IntArray,
+        is_counted: BoolArray,
+        n_rows: int,
+        shape: BatchShape | None,
+    ) -> WindowBatch:
+        """Return a batch of windows by number (−1: none), padded to a number of rows.
+
+        Their tokens are at `slots`, and only the labels of counted windows are used.
+        """
+        lengths = np.where(windows < 0, 0, self.windows.lengths[windows])
+        longest = int(lengths.max(initial=1)) if shape is None else shape.row
         columns = np.arange(longest)
-        cells = np.full(len(layout.tokens.ids), n_rows * longest)
-        begins = np.arange(len(rows)) * longest
-        cells[ranges(layout.starts, chosen.lengths)] = ranges(begins, chosen.lengths)
+        cells = np.full(len(tokens.ids), n_rows * longest)
+        cells[slots] = ranges(np.arange(len(windows)) * longest, lengths)
         is_text = np.zeros((n_rows, longest), dtype=bool)
-        firsts, n_text = self.firsts[rows][:, None], self.n_text[rows][:, None]
-        is_text[: len(rows)] = (columns >= firsts) & (columns < firsts + n_text)
+        n_text = np.where(windows < 0, 0, self.n_text[windows])[:, None]
+        firsts = self.firsts[windows][:, None]
+        is_text[: len(windows)] = (columns >= firsts) & (columns < firsts + n_text)
         labels = np.full((2, n_rows), NO_LABEL)
-        labels[:, : len(rows)] = self.starts[rows], self.ends[rows]
-        return WindowBatch(layout.tokens, *map(torch.from_numpy, (cells, is_text, *labels)))
+        found = np.stack([self.starts[windows], self.ends[windows]])
+        labels[:, : len(windows)] = np.where(is_counted, found, NO_LABEL)
+        return WindowBatch(tokens, *map(torch.from_numpy, (cells, is_text, *labels)))
+
+    @property
+    def own(self) -> QuestionExamples:
+        """The windows that are scored, without translations."""
+        return self
+
+    @property
+    def scored(self) -> IntArray:
+        """The window that every row of the predictions belongs to."""
+        return np.arange(len(self.lengths))
 
     def count_longer(self, questions: Sequence[Question], max_tokens: int) -> int:
         """Count the questions whose answers all have more than `max_tokens` tokens."""
@@ -448,6 +651,75 @@ def encode_questions(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class QuestionPairs:
+    """Pairs of windows of texts and of their translations, for plug-in fine-tuning.
+
+    `own` are the questions, which are scored; `both` has their translations after them.
+    """
+
+    own: QuestionExamples
+    both: QuestionExamples
+    rows: PairRows
+
+    @property
+    def lengths(self) -> IntArray:
+        """The number of tokens of every pair."""
+        return self.rows.count_tokens(self.both.windows)
+
+    @property
+    def scored(self) -> IntArray:
+        """The window that every row of the predictions belongs to; −1 if it is a repeated one."""
+        return np.where(self.rows.counts_left, self.rows.left, -1)
+
+    def collate(self, rows: IntArray, shape: BatchShape | None = None) -> WindowBatch:
+        """Return a batch of some pairs, all questions before all translations."""
+        text, windows = self.both.windows, self.rows.sequences(rows)
+        tokens, layout = self.rows.collate(text, rows, pad_id=self.both.pad_id, shape=shape)
+        n_rows = 2 * (len(rows) if shape is None else max(shape.sequences, len(rows)))
+        is_counted = self.rows.counted(rows)
+        return self.both.build_batch(tokens, layout.slots, windows, is_counted, n_rows, shape)
+
+
+def encode_question_pairs(
+    encode: Callable[[Sequence[Question]], QuestionExamples],
+    pairs: Sequence[TranslatedExample[Question]],
+) -> QuestionPairs:
+    """Encode questions and their translations, whose windows are paired in order."""
+    own = encode([pair.example for pair in pairs])
+    others = encode([pair.other for pair in pairs if pair.other is not None])
+    n_own, translated = len(own.lengths), iter(_list_windows(others))
+    right = [[] if pair.other is None else [n_own + k for k in next(translated)] for pair in pairs]
+    rows = pair_windows(_list_windows(own), right, [pair.learns_other for pair in pairs])
+
+    def join(name: str) -> IntArray:
+        return np.concatenate([getattr(own, name), getattr(others, name)])
+
+    both = replace(
+        own,
+        windows=Ragged(
+            np.concatenate([own.windows.ids, others.windows.ids]),
+            np.concatenate([own.windows.lengths, others.windows.lengths]),
+        ),
+        firsts=join("firsts"),
+        n_text=join("n_text"),
+        offsets=join("offsets"),
+        starts=join("starts"),
+        ends=join("ends"),
+        owners=np.concatenate([own.owners, len(own.spans) + others.owners]),
+        spans=[*own.spans, *others.spans],
+    )
+    return QuestionPairs(own, both, rows)
+
+
+def _list_windows(examples: QuestionExamples) -> list[list[int]]:
+    """Return the numbers of the windows of every question."""
+    windows: list[list[int]] = [[] for _ in examples.spans]
+    for window, owner in enumerate(examples.owners.tolist()):
+        windows[owner].append(window)
+    return windows
+
+
 def find_tokens(spans: IntArray, answer: Answer) -> tuple[int, int] | None:
     """Return the first and last token with a character of an answer; None if there is none."""
     start = answer.start + len(answer.text) - len(answer.text.lstrip())
@@ -512,11 +784,13 @@ class SpanFinder(HeadModel):
     answers in different windows can be compared.
     """
 
+    supports_plug_in = True
+
     def __init__(
         self, encoder: Encoder, settings: TaskSettings, generator: torch.Generator
     ) -> None:
         super().__init__(encoder, settings, generator)
-        self.output = make_linear(encoder.hidden_size, 2, generator)
+        self.output = make_linear(self.width, 2, generator)
         move_to_device_of(self, encoder)
 
     def score(
@@ -537,7 +811,10 @@ class SpanFinder(HeadModel):
         return total / 2
 
     def answer(
-        self, examples: QuestionExamples, questions: Sequence[Question], settings: TaskSettings
+        self,
+        examples: QuestionExamples | QuestionPairs,
+        questions: Sequence[Question],
+        settings: TaskSettings,
     ) -> list[FoundAnswer]:
         """Return the answers to all questions; the empty answer for a text without tokens."""
 
@@ -546,12 +823,14 @@ class SpanFinder(HeadModel):
             return find_best_spans(starts, ends, batch.is_text, settings.max_answer)
 
         answers = [FoundAnswer("", 0, 0, float("-inf"))] * len(questions)
+        own, scored = examples.own, examples.scored
         for rows, _, found in list(predict(self, examples, settings, find)):
-            columns = (column.tolist() for column in found)
-            for window, first, last, score in zip(rows.tolist(), *columns, strict=True):
-                owner = int(examples.owners[window])
-                if score > answers[owner].score:
-                    start, end = examples.characters(window, first, last)
+            # In batches of pairs, translations come after the questions.
+            columns = (column[: len(rows)].tolist() for column in found)
+            for window, first, last, score in zip(scored[rows].tolist(), *columns, strict=True):
+                owner = int(own.owners[window])
+                if window >= 0 and score > answers[owner].score:
+                    start, end = own.characters(window, first, last)
                     answers[owner] = _strip(questions[owner].context, start, end, score)
         return answers
 
