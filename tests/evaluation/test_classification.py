@@ -5,10 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from calque.errors import InputError
 from calque.evaluation.settings import TaskSettings
-from calque.evaluation.tasks.classification import TaskName, list_languages, measure
+from calque.evaluation.tasks.classification import (
+    TaskName,
+    TextClassifier,
+    list_languages,
+    measure,
+)
 from calque.models.encoder import Encoder
 
 DATA = Path(__file__).parents[1] / "data"
@@ -186,3 +192,11 @@ def test_no_data(tmp_path: Path) -> None:
     for task in tasks:
         with pytest.raises(InputError, match=f"the folder has no files of {task}"):
             list_languages(tmp_path, SETTINGS, task)
+
+
+def test_the_pooler_is_a_setting(tiny_encoder: Encoder) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for pooler in (True, False):
+        settings = replace(SETTINGS, pooler=pooler)
+        model = TextClassifier(copy_encoder(tiny_encoder), 3, settings, generator)
+        assert (model.head.dense is not None) == pooler

@@ -226,13 +226,20 @@ def test_frozen_features_do_not_change_the_encoder(tiny_encoder: Encoder) -> Non
 
 def test_every_example_occurs_once_per_epoch_within_the_budget() -> None:
     lengths = np.random.default_rng(0).integers(3, 60, 100)
-    plans = [plan_epoch(lengths, 128, 0, epoch) for epoch in (0, 1)]
+    plans = [plan_epoch(lengths, TaskSettings(batch_tokens=128), 0, epoch) for epoch in (0, 1)]
     for plan in plans:
         assert sorted(np.concatenate(plan).tolist()) == list(range(100))
         assert max(lengths[batch].sum() for batch in plan) <= 128
     assert plans[0][0].tolist() != plans[1][0].tolist()
     with pytest.raises(InputError, match="59 tokens, but batch_tokens is 32"):
-        plan_epoch(lengths, 32, 0, 0)
+        plan_epoch(lengths, TaskSettings(batch_tokens=32), 0, 0)
+
+
+def test_batches_of_a_number_of_examples() -> None:
+    lengths = np.random.default_rng(0).integers(3, 60, 100)
+    plan = plan_epoch(lengths, TaskSettings(batch_tokens=8, batch_examples=32), 0, 0)
+    assert [len(batch) for batch in plan] == [32, 32, 32, 4]
+    assert sorted(np.concatenate(plan).tolist()) == list(range(100))
 
 
 def test_nonfinite_loss_is_an_error(tiny_encoder: Encoder) -> None:

@@ -16,6 +16,8 @@ import calque
 from calque.errors import InputError
 from calque.evaluation.finetuning.head_model import HeadModel
 from calque.evaluation.grid.model_specs import find_models
+from calque.evaluation.grid.run_grid import plan_grid
+from calque.evaluation.registry import find_tasks
 from calque.models.language_maps import LanguageMaps
 
 DATA = Path(__file__).parents[1] / "data"
@@ -185,3 +187,22 @@ def test_maps_that_would_not_be_applied_are_an_error(
             path.write_text("a\n")
     with pytest.raises(InputError, match=problem):
         calque.evaluate(f"m={folders['zero']}", data=place, device="cpu", **options)
+
+
+def test_the_protocol_freezes_encoders_with_maps(folders: dict[str, Path]) -> None:
+    """Linear maps are evaluated on frozen features, other models are fine-tuned."""
+    models = find_models([f"{name}={folder}" for name, folder in folders.items()])
+    tasks = find_tasks(["ner", "pos"])
+    choices: dict[str, Any] = {"languages": ["de"], "protocol": "wu-dredze"}
+    runs, _ = plan_grid(models, tasks, [1], DATA, **choices)
+    found = {(r.model.name, r.task_name): r.settings for r in runs}
+    assert len(found) == 6
+    for (model, task), settings in found.items():
+        assert settings.is_frozen == (model != "none")
+        assert settings.head == ("crf" if task == "ner" and model != "none" else "linear")
+    # One setting for all models, and single values, can still be chosen.
+    runs, _ = plan_grid(
+        models, tasks, [1], DATA, settings={"setting": "features", "epochs": 1}, **choices
+    )
+    assert {(r.settings.is_frozen, r.settings.epochs) for r in runs} == {(True, 1)}
+    assert {r.settings.batch_examples for r in runs} == {128}

@@ -13,6 +13,7 @@ from calque.evaluation.settings import (
     N_CACHED,
     TaskSettings,
     build_settings,
+    find_protocol,
     parse_setting,
     remember,
 )
@@ -86,6 +87,42 @@ def test_settings_count_in_the_hash_if_the_task_reads_them() -> None:
     assert hash_settings("x", trained, replace(base, epochs=9), None) != hash_settings(
         "x", trained, base, None
     )
+
+
+# Section 3 and Appendix A of the paper: Adam at 2e-5 with 10 % warm-up, 5 epochs, 32 examples;
+# features of a frozen encoder: 4 layers, 20 epochs, 128 examples, 1e-3 (NER and XNLI 1e-4), CRF.
+@pytest.mark.parametrize(
+    ("task", "frozen", "expected"),
+    [
+        ("xnli", False, (5, 2e-5, 32, "linear")),
+        ("ner", False, (5, 2e-5, 32, "linear")),
+        ("pos", False, (5, 2e-5, 32, "linear")),
+        ("parsing", False, (5, 2e-5, 32, "linear")),
+        ("xnli", True, (20, 1e-4, 128, "linear")),
+        ("ner", True, (20, 1e-4, 128, "crf")),
+        ("pos", True, (20, 1e-3, 128, "linear")),
+        ("parsing", True, (20, 1e-3, 128, "linear")),
+    ],
+)
+def test_protocol_of_wu_and_dredze(
+    task: str, frozen: bool, expected: tuple[int, float, int, str]
+) -> None:
+    found = build_settings(TASKS[task].defaults, find_protocol("wu-dredze", task, frozen=frozen))
+    assert (found.epochs, found.head_learning_rate, found.batch_examples, found.head) == expected
+    assert (found.learning_rate, found.weight_decay, found.warmup) == (2e-5, 0.0, 0.1)
+    assert (found.max_length, found.max_words, found.select) == (128, 128, "best")
+    assert found.is_frozen == frozen and found.extra_layers == 4
+    assert found.chinese_words and not found.pooler and not found.subtypes
+
+
+def test_unknown_protocols_and_tasks_are_errors() -> None:
+    assert find_protocol(None, "xquad", frozen=False) == {}
+    for protocol, task, problem in (
+        ("wu", "pos", "there is no protocol 'wu'"),
+        ("wu-dredze", "xquad", "has no settings for xquad"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            find_protocol(protocol, task, frozen=False)
 
 
 def test_choices_take_precedence_over_defaults() -> None:

@@ -21,6 +21,7 @@ from calque.evaluation.finetuning.experiment import FinetuneExperiment
 from calque.evaluation.finetuning.labeled_corpus import LabeledCorpus
 from calque.evaluation.finetuning.transfer import TransferRun
 from calque.evaluation.settings import TaskSettings
+from calque.evaluation.tasks import tagging
 from calque.evaluation.tasks.tagging import (
     TaskName,
     build_experiment,
@@ -418,3 +419,24 @@ def test_other_settings_ignore_translations(data: Path) -> None:
     assert list(files.untagged) == list(files.translated_tests) == ["de"]
     assert LabeledCorpus(files, read_tagged, TaskSettings()).trainable == ["de", "en"]
     assert LabeledCorpus(files, read_tagged, TRANSLATE_TRAIN).trainable == ["en"]
+
+
+def test_only_chinese_names_are_joined_to_words(
+    tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def split_pairs(text: str) -> list[str]:
+        return [text[k : k + 2] for k in range(0, len(text), 2)]
+
+    monkeypatch.setattr(tagging, "get_word_splitter", {"zh": split_pairs}.__getitem__)
+    run = TransferRun(("en",), ("en", "zh"))
+    tests = []
+    for choice in (False, True):
+        settings = TaskSettings(chinese_words=choice)
+        corpus = build_experiment(tiny_encoder, DATA, "ner", settings).corpus
+        tests.append({name: corpus.test_set(name, run) for name in ("en", "zh")})
+    assert tests[0]["en"] == tests[1]["en"]
+    text = [["".join(sentence.words) for sentence in test["zh"]] for test in tests]
+    assert text[0] == text[1]
+    words = [{len(word) for s in test["zh"] for word in s.words} for test in tests]
+    assert words == [{1}, {1, 2}]
+    assert corpus.count_dropped("zh")["words_across_entities"] > 0

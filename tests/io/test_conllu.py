@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from calque.io.conllu import (
     count_spans,
     find_spans,
     find_tree_error,
+    join_characters,
     read_conllu,
     read_tagged,
     read_trees,
@@ -312,3 +313,31 @@ def test_other_tags_are_an_error(name):
     with pytest.raises(InputError, match="is not a BIO tag"):
         check_bio_tags(["O", "B-LOC", name])
     check_bio_tags(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("characters", "tags", "words", "expected", "n_crossed"),
+    [
+        # One tag per word, of its first character.
+        ("我在北京", "O O B-LOC I-LOC", "我 在 北京", "O O B-LOC", 0),
+        # A span begins within a word: the rest of it is a span, or it is lost.
+        ("在北京", "O B-LOC I-LOC", "在北 京", "O B-LOC", 1),
+        ("在京", "O B-LOC", "在京", "O", 1),
+        # A span ends within a word, and another one begins.
+        ("北京人", "B-LOC I-LOC O", "北京人", "B-LOC", 1),
+        ("北京", "B-LOC B-ORG", "北京", "B-LOC", 1),
+        # The type of a span changes without B-.
+        ("北京", "B-LOC I-ORG", "北 京", "B-LOC B-ORG", 0),
+        # Tokens of several characters are not split, and white space is a word of its own.
+        (("AB", "　", "京"), "O O B-LOC", "A B 京", "O O B-LOC", 0),
+    ],
+)
+def test_characters_are_joined_to_words(
+    characters: Sequence[str], tags: str, words: str, expected: str, n_crossed: int
+) -> None:
+    sentence = TaggedSentence(tuple(characters), tuple(tags.split()))
+    joined, count = join_characters(sentence, lambda text: words.split())
+    assert (" ".join(joined.tags), count) == (expected, n_crossed)
+    assert "".join(joined.words) == "".join(characters)
+    alone, none_crossed = join_characters(sentence, lambda text: list(text.replace("　", "")))
+    assert alone.words == sentence.words and none_crossed == 0

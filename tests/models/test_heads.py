@@ -57,6 +57,15 @@ def test_classifier_weights_come_from_the_generator() -> None:
     assert not torch.equal(one.dense.weight, other.dense.weight)
 
 
+def test_classifier_without_pooler_is_linear() -> None:
+    generator = torch.Generator().manual_seed(0)
+    classifier = SentenceClassifier(8, 2, 0.5, generator, pooler=False)
+    states = torch.randn(3, 8, generator=generator)
+    expected = states @ classifier.output.weight.T + classifier.output.bias
+    torch.testing.assert_close(classifier(states), expected)  # without dropout, which comes before
+    assert len(list(classifier.parameters())) == 2
+
+
 def make_extractor(hidden: int = 768, n_features: int = 128, seed: int = 1) -> FeatureExtractor:
     return FeatureExtractor(hidden, n_features, torch.Generator().manual_seed(seed))
 

@@ -103,6 +103,14 @@ def evaluate(
             "--source", metavar="LANG", help="Language of the training examples. Default: en."
         ),
     ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            "--protocol",
+            metavar="NAME",
+            help="Settings of a published evaluation: wu-dredze (pos, ner, parsing, xnli).",
+        ),
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -158,6 +166,7 @@ def evaluate(
             seeds=parse_seeds(seeds),
             setting=setting,
             source=source,
+            protocol=protocol,
             settings=settings,
             output=output,
             overwrite=overwrite,

@@ -77,6 +77,7 @@ def evaluate(
     seeds: int | Sequence[int] = 5,
     setting: str | None = None,
     source: str | None = None,
+    protocol: str | None = None,
     settings: Mapping[str, Any] | None = None,
     output: str | Path | None = None,
     overwrite: bool = False,
@@ -106,6 +107,8 @@ def evaluate(
         seeds: Number of seeds, or the seeds, for fine-tuned tasks and random weights.
         setting: zero-shot (default), translate-train-all, supervised, directions or features.
         source: Language of the training examples. Default: en.
+        protocol: Settings of a published evaluation for fine-tuned tasks: `wu-dredze` (pos, ner,
+            parsing, xnli), with frozen features for models that have linear maps.
         settings: Other fields of `TaskSettings`, such as `{"epochs": 2}`.
         output: A .jsonl file for the records, or a folder that also keeps the scores of test
             items. Only a folder can be continued: finished runs are not repeated.
@@ -164,6 +167,7 @@ def evaluate(
         Path(data),
         languages=languages,
         settings=chosen,
+        protocol=protocol,
     )
     for line in notes:
         log(line)

@@ -29,7 +29,7 @@ CHOICES = {
     "precision": ("bf16", "fp32"),
 }
 # Settings that were added later: they do not count in the hash while they have their default.
-OPTIONAL = ("plug", "layers", "center", "neutral")
+OPTIONAL = ("plug", "layers", "center", "neutral", "batch_examples", "pooler", "chinese_words")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class TaskSettings:
     head_learning_rate: float = 1e-3
     # Maximum number of tokens per update, special tokens included, padding not included.
     batch_tokens: int = 1024
+    # Examples per update, whatever their length. Default: as many as batch_tokens allows.
+    batch_examples: int | None = None
     # Maximum tokens per sequence. Default: what the encoder's positions allow, at most 256.
     max_length: int | None = None
     # Share of the updates with a rising learning rate; afterwards it falls linearly.
@@ -56,6 +58,10 @@ class TaskSettings:
     body_dropout: float | None = None
     # Taggers: classify each word separately, or find the best sequence with a CRF.
     head: Literal["linear", "crf"] = "linear"
+    # Classification: a tanh layer before the linear one, as in RoBERTa.
+    pooler: bool = True
+    # Named entities: join Chinese characters to words, which have the tag of their first character.
+    chinese_words: bool = False
     # Test the weights of the last epoch, or of the best one on held-out source text.
     select: Literal["last", "best"] = "last"
     # Maximum number of examples, taken at equal distances from the file.
@@ -99,7 +105,8 @@ class TaskSettings:
             _check(getattr(self, name) > 0, name, self, "use a number above 0")
         for name in ("max_answer", "max_grad_norm"):
             _check(getattr(self, name) > 0, name, self, "use a number above 0")
-        for name in ("max_length", "max_words", "train_examples", "test_examples"):
+        optional = ("batch_examples", "max_length", "max_words", "train_examples", "test_examples")
+        for name in optional:
             value = getattr(self, name)
             _check(value is None or value > 0, name, self, "use a number above 0")
         for name in ("warmup", "dropout", "body_dropout", "overlap"):
@@ -131,6 +138,58 @@ class TaskSettings:
         """Return 12 hexadecimal digits that are the same on every machine."""
         text = json.dumps(self.values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+# Wu and Dredze (2020), Section 3 and Appendix A: fine-tuning on English and, for linear maps,
+# training on frozen features. Paper: weights are compared on development data after every epoch;
+# the authors' code does so four times per epoch of fine-tuning.
+_WU_DREDZE = {
+    "epochs": 5,
+    "learning_rate": 2e-5,
+    "head_learning_rate": 2e-5,
+    "batch_examples": 32,
+    "warmup": 0.1,
+    "weight_decay": 0.0,
+    "max_length": 128,
+    "max_words": 128,
+    "pooler": False,
+    "chinese_words": True,
+    "select": "best",
+}
+_WU_DREDZE_FROZEN = _WU_DREDZE | {
+    "setting": "features",
+    "epochs": 20,
+    "head_learning_rate": 1e-3,
+    "batch_examples": 128,
+    "extra_layers": 4,
+}
+# Settings of published protocols by task: of a trained encoder, and of a frozen one.
+PROTOCOLS: dict[str, dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
+    "wu-dredze": {
+        "pos": (_WU_DREDZE, _WU_DREDZE_FROZEN),
+        "parsing": (_WU_DREDZE, _WU_DREDZE_FROZEN),
+        "xnli": (_WU_DREDZE, _WU_DREDZE_FROZEN | {"head_learning_rate": 1e-4}),
+        "ner": (_WU_DREDZE, _WU_DREDZE_FROZEN | {"head_learning_rate": 1e-4, "head": "crf"}),
+    }
+}
+
+
+def find_protocol(protocol: str | None, task: str, *, frozen: bool) -> Mapping[str, Any]:
+    """Return the settings of a published protocol for a fine-tuned task, none without a protocol.
+
+    >>> find_protocol("wu-dredze", "ner", frozen=True)["head"]
+    'crf'
+    """
+    if protocol is None:
+        return {}
+    if protocol not in PROTOCOLS:
+        problem = f"there is no protocol {protocol!r}"
+        raise InputError(problem, fix=f"choose from: {', '.join(PROTOCOLS)}")
+    tasks = PROTOCOLS[protocol]
+    if task not in tasks:
+        problem = f"the protocol {protocol} has no settings for {task}"
+        raise InputError(problem, fix=f"choose tasks from: {', '.join(tasks)}")
+    return tasks[task][frozen]
 
 
 def build_settings(*choices: Mapping[str, Any]) -> TaskSettings:

@@ -8,7 +8,7 @@ lines, as in XTREME.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -290,6 +290,41 @@ def read_entity_tags(path: PathLike) -> list[TaggedSentence]:
             "the file has no tagged sentences", file=display_name(path), fix="use another file"
         )
     return found
+
+
+def join_characters(
+    sentence: TaggedSentence, split_words: Callable[[str], list[str]]
+) -> tuple[TaggedSentence, int]:
+    """Join tagged characters to words, and count words that a span begins or ends within.
+
+    A word has the tag of its first character; an I- that continues no span afterwards becomes B-.
+    Words end only where a character of the file ends.
+
+    >>> sentence = TaggedSentence(tuple("我在北京大學"), ("O", "O", "B-ORG", *("I-ORG",) * 3))
+    >>> join_characters(sentence, lambda text: ["我", "在北", "京", "大學"])
+    (TaggedSentence(words=('我', '在北', '京', '大學'), tags=('O', 'O', 'B-ORG', 'I-ORG')), 1)
+    """
+    text, cuts, place = "".join(sentence.words), {0}, 0
+    for word in split_words(text):  # white space between words is left out by the splitter
+        start = text.index(word, place)
+        place = start + len(word)
+        cuts |= {start, place}
+    words: list[str] = []
+    tags: list[str] = []
+    crossed = set[int]()
+    place, last = 0, OUTSIDE
+    for character, tag in zip(sentence.words, sentence.tags, strict=True):
+        if place in cuts:
+            words.append(character)
+            previous = tags[-1] if tags else OUTSIDE
+            is_lost = tag.startswith("I-") and previous[2:] != tag[2:]
+            tags.append("B-" + tag[2:] if is_lost else tag)
+        else:
+            words[-1] += character
+            if tag.startswith("B-") or tag[2:] != last[2:]:
+                crossed.add(len(words))
+        place, last = place + len(character), tag
+    return TaggedSentence(tuple(words), tuple(tags)), len(crossed)
 
 
 def read_untagged(path: PathLike) -> list[TaggedSentence]:

@@ -82,6 +82,11 @@ class TaskFiles:
         """Return the test files of a language if they have labels, and otherwise its dev files."""
         return self.test.get(language) or self.dev.get(language, ())
 
+    def labeled_files(self, language: str) -> list[Path]:
+        """Return the training, development and test files of a language."""
+        splits = (self.train, self.dev, self.test)
+        return [path for split in splits for path in split.get(language, ())]
+
     @property
     def test_languages(self) -> list[str]:
         """Languages that can be tested."""

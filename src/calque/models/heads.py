@@ -191,13 +191,22 @@ def make_linear(n_in: int, n_out: int, generator: torch.Generator) -> nn.Linear:
 
 
 class SentenceClassifier(nn.Module):
-    """Scores classes from one state per sentence: a tanh layer and a linear one, as in RoBERTa."""
+    """Scores classes from one state per sentence: a tanh layer and a linear one, as in RoBERTa.
+
+    Without `pooler` there is only the linear layer, as in Wu and Dredze (2020).
+    """
 
     def __init__(
-        self, hidden_size: int, n_classes: int, dropout: float, generator: torch.Generator
+        self,
+        hidden_size: int,
+        n_classes: int,
+        dropout: float,
+        generator: torch.Generator,
+        *,
+        pooler: bool = True,
     ) -> None:
         super().__init__()
-        self.dense = make_linear(hidden_size, hidden_size, generator)
+        self.dense = make_linear(hidden_size, hidden_size, generator) if pooler else None
         self.output = make_linear(hidden_size, n_classes, generator)
         self.dropout = nn.Dropout(dropout)
 
@@ -205,7 +214,9 @@ class SentenceClassifier(nn.Module):
         self, states: Float[Tensor, "sentences hidden"]
     ) -> Float[Tensor, "sentences classes"]:
         """Return the score of every class."""
-        scores: Tensor = self.output(self.dropout(torch.tanh(self.dense(states))))
+        if self.dense is not None:
+            states = self.dropout(torch.tanh(self.dense(states)))
+        scores: Tensor = self.output(states)
         return scores
 
 

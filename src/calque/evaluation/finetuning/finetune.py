@@ -63,8 +63,7 @@ def fine_tune(
     device = next(model.parameters()).device
     started, done = time.perf_counter(), 0
     plans = [
-        plan_epoch(examples.lengths, settings.batch_tokens, seed, epoch)
-        for epoch in range(settings.epochs)
+        plan_epoch(examples.lengths, settings, seed, epoch) for epoch in range(settings.epochs)
     ]
     shape = _choose_shape(examples.lengths, plans, device)
     n_updates = sum(map(len, plans))
@@ -125,10 +124,16 @@ def predict(
         model.train(was_training)
 
 
-def plan_epoch(lengths: IntArray, batch_tokens: int, seed: int, epoch: int) -> list[IntArray]:
-    """Return the random batches of an epoch, in which every example occurs once."""
+def plan_epoch(lengths: IntArray, settings: TaskSettings, seed: int, epoch: int) -> list[IntArray]:
+    """Return the random batches of an epoch, in which every example occurs once.
+
+    They have a number of examples if `batch_examples` is set, otherwise a budget of tokens.
+    """
     order = np.random.default_rng([seed, epoch]).permutation(len(lengths))
-    longest = int(lengths.max())
+    if settings.batch_examples is not None:
+        size = settings.batch_examples
+        return [order[start : start + size] for start in range(0, len(order), size)]
+    longest, batch_tokens = int(lengths.max()), settings.batch_tokens
     if longest > batch_tokens:
         raise InputError(
             f"an example has {longest} tokens, but batch_tokens is {batch_tokens}",

@@ -15,7 +15,7 @@ from calque.evaluation.grid.model_specs import find_data, hash_files
 from calque.evaluation.grid.runner import RunAdvanced, Runner, Worker, receive_from
 from calque.evaluation.grid.task_run import TaskRun, describe_changes, hash_settings
 from calque.evaluation.registry import load_function
-from calque.evaluation.settings import build_settings
+from calque.evaluation.settings import build_settings, find_protocol
 from calque.io.xtreme import two_letter_code
 
 if TYPE_CHECKING:
@@ -60,12 +60,14 @@ def plan_grid(
     *,
     languages: Sequence[str] | None = None,
     settings: Mapping[str, Any] | None = None,
+    protocol: str | None = None,
 ) -> tuple[list[TaskRun], list[str]]:
     """Return the runs of a grid, task by task and model by model, and notes on missing tests.
 
     A task without training has one run per model, or one per seed if the weights are random. A
     model from a training run with its own seed has a single run with that seed. Languages without
-    a test are left out; a language for which no task has a test is an error.
+    a test are left out; a language for which no task has a test is an error. A `protocol` has its
+    own settings for the frozen encoders of models with linear maps.
     """
     if not data.is_dir():
         raise InputError("the folder does not exist", file=data, fix="check --data")
@@ -74,17 +76,19 @@ def plan_grid(
     runs: list[TaskRun] = []
     missing: dict[str, list[str]] = {}
     for name, task in tasks.items():
-        own = build_settings(task.defaults, chosen)
-        tests, missing[name] = choose_languages(name, task, data, own, languages)
+        settings_of = {m: choose_settings(m, name, task, chosen, protocol) for m in models}
+        tests_of: dict[str, tuple[str, ...] | None] = {}
+        for key, own in {own.hash(): own for own in settings_of.values()}.items():
+            tests_of[key], missing[name] = choose_languages(name, task, data, own, languages)
         files = find_data(data, task.files)
         if not files:
             problem = f"the folder has no files of {name}"
             fix = f"pass a folder with {' or '.join(task.files)}"
             raise InputError(problem, file=data, fix=fix)
-        parts = hash_settings(name, task, own, tests), hash_files(files)
-        for model, digest in hashes.items():
-            check_maps_apply(model, name, task, own)
-            config = "-".join((*parts, digest))
+        data_hash = hash_files(files)
+        for model, own in settings_of.items():
+            tests = tests_of[own.hash()]
+            config = "-".join((hash_settings(name, task, own, tests), data_hash, hashes[model]))
             if model.seed is not None:
                 own_seeds: Sequence[int | None] = [model.seed]
             else:
@@ -98,6 +102,18 @@ def plan_grid(
         f"{name} has no test for {' '.join(lacks)}" for name, lacks in missing.items() if lacks
     ]
     return runs, notes
+
+
+def choose_settings(
+    model: ModelSpec, name: str, task: Task, chosen: Mapping[str, Any], protocol: str | None
+) -> TaskSettings:
+    """Return the settings of a model on a task: those chosen, a protocol's, or the defaults."""
+    default = "zero-shot" if model.maps is None else "features"
+    frozen = chosen.get("setting", default) == "features"
+    published = find_protocol(protocol, name, frozen=frozen)
+    settings = build_settings(task.defaults, published, chosen)
+    check_maps_apply(model, name, task, settings)
+    return settings
 
 
 def check_maps_apply(model: ModelSpec, name: str, task: Task, settings: TaskSettings) -> None:

@@ -300,7 +300,9 @@ class TextClassifier(HeadModel):
         self, encoder: Encoder, n_classes: int, settings: TaskSettings, generator: torch.Generator
     ) -> None:
         super().__init__(encoder, settings, generator)
-        self.head = SentenceClassifier(self.width, n_classes, settings.dropout, generator)
+        self.head = SentenceClassifier(
+            self.width, n_classes, settings.dropout, generator, pooler=settings.pooler
+        )
         move_to_device_of(self, encoder)
 
     def score(self, batch: ClassBatch) -> Float[Tensor, "sentences classes"]:

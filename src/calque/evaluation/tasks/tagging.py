@@ -34,10 +34,12 @@ from calque.io.conllu import (
     TaggedSentence,
     check_bio_tags,
     find_spans,
+    join_characters,
     read_entity_tags,
     read_tagged,
     read_untagged,
 )
+from calque.io.segmentation import get_word_splitter
 from calque.io.xtreme import TaskFiles, find_treebanks, find_xtreme_files
 from calque.models.crf import ConditionalRandomField, allowed_span_transitions
 from calque.models.heads import NO_LABEL, make_linear, mean_cross_entropy
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 TaskName = Literal["pos", "ner"]
 POS: TaskName = "pos"
 NER: TaskName = "ner"
+CHINESE = "zh"
 FOLDERS = {POS: "udpos", NER: "panx"}
 READERS: dict[TaskName, Callable[[Path], list[TaggedSentence]]] = {
     POS: read_tagged,
@@ -133,7 +136,19 @@ def build_experiment(
 ) -> FinetuneExperiment[TaggedSentence]:
     """Return the experiment of a task; what it reads and encodes can be used for several seeds."""
     longest, tokenizer = max_sequence_length(encoder, settings), encoder.tokenizer
-    read = READERS[task]
+    files = find_files(data, task)
+    joins_characters = task == NER and settings.chinese_words
+    dropped: dict[Path, dict[str, int]] = {}
+
+    def read(path: Path) -> list[TaggedSentence]:
+        sentences = READERS[task](path)
+        if joins_characters and path in files.labeled_files(CHINESE):
+            # Paper: Wu and Dredze use the Stanford segmenter; this is that of `calque links`.
+            split_words = get_word_splitter(CHINESE)
+            joined = [join_characters(sentence, split_words) for sentence in sentences]
+            sentences = [sentence for sentence, _ in joined]
+            dropped[path] = {"words_across_entities": sum(count for _, count in joined)}
+        return sentences
 
     def encode(sentences: Sequence[TaggedSentence], names: list[str]) -> TagExamples:
         return encode_tagged(tokenizer, sentences, names, longest=longest, overlap=settings.overlap)
@@ -144,7 +159,7 @@ def build_experiment(
     def read_translation(path: Path) -> list[TaggedSentence]:
         return read_untagged(path) if ".txt" in path.suffixes else read(path)
 
-    corpus = LabeledCorpus(find_files(data, task), read, settings, teacher_labeled=teacher_labeled)
+    corpus = LabeledCorpus(files, read, settings, dropped=dropped, teacher_labeled=teacher_labeled)
     plug = None
     if settings.plug == "in":
         pairs = TranslatedPairs(corpus, read_translation, is_empty=lambda line: not line.words)
