@@ -24,7 +24,12 @@ from calque.evaluation.finetuning.head_model import (
     move_to_device_of,
 )
 from calque.evaluation.finetuning.labeled_corpus import LabeledCorpus
-from calque.evaluation.finetuning.plug_in import PairRows, TranslatedExample, TranslatedPairs
+from calque.evaluation.finetuning.plug_in import (
+    PairRows,
+    TranslatedExample,
+    TranslatedPairs,
+    pair_windows,
+)
 from calque.evaluation.finetuning.transfer import OnProgress, TransferRun, choose_tests, report_part
 from calque.evaluation.records import ItemScores
 from calque.evaluation.settings import remember
@@ -481,27 +486,17 @@ def encode_tag_pairs(
     pairs: Sequence[TranslatedExample[TaggedSentence]],
     names: list[str],
 ) -> TagPairs:
-    """Encode sentences and translations; window k of a sentence reads window k of its translation.
-
-    If one side has more windows, the additional ones read the last window of the other side.
-    """
+    """Encode sentences and translations, whose windows are paired in order."""
     own = encode([pair.example for pair in pairs], names)
     others = encode([_prepare_translation(pair) for pair in pairs if pair.other is not None], names)
     assert len(others.names) == len(names), "a translation has an unknown tag"
     n_own, translated = len(own.windows.lengths), iter(_list_windows(others))
-    rows: list[tuple[int, int, bool, bool]] = []
-    for pair, left in zip(pairs, _list_windows(own), strict=True):
-        right = [n_own + k for k in next(translated)] if pair.other is not None else [-1]
-        for k in range(max(len(left), len(right))):
-            window, other = left[min(k, len(left) - 1)], right[min(k, len(right) - 1)]
-            counts_other = pair.learns_other and other >= 0 and k < len(right)
-            rows.append((window, other, k < len(left), counts_other))
-    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    right = [[] if pair.other is None else [n_own + k for k in next(translated)] for pair in pairs]
+    rows = pair_windows(_list_windows(own), right, [pair.learns_other for pair in pairs])
     counts = dict(own.counts)
     if others.counts.get("sentences_in_windows"):
         counts["translations_in_windows"] = others.counts["sentences_in_windows"]
-    pair_rows = PairRows(*table[:, :2].T, *table[:, 2:].T.astype(np.bool_))
-    return TagPairs(own, _concatenate(own, others), pair_rows, counts)
+    return TagPairs(own, _concatenate(own, others), rows, counts)
 
 
 def _prepare_translation(pair: TranslatedExample[TaggedSentence]) -> TaggedSentence:
