@@ -67,8 +67,12 @@ def _try(phase: str, inputs: Path, folder: Path, rng: Random) -> Outcome:
     time.sleep(rng.choice((0, 0, 0.01, 0.05, 0.2, 0.5)) if is_finished else rng.uniform(0, 20))
     if not child.wait(0):
         _interrupt(child, kind, outcome, rng.uniform(0, 0.3) if is_second else None)
-        if not _says_what_is_lost(child) and read_outputs(folder / "out") != expected:
+        is_done = read_outputs(folder / "out") == expected
+        if not _says_what_is_lost(child) and not is_done:
             outcome.add("wrong exit", f"what is lost or saved? {last_line(child.stderr)}")
+        # When all is done, a signal may end the process while Python frees its memory.
+        if child.code not in (None, 0, 128 + kind) and not (is_done and child.code == -kind):
+            outcome.add("wrong exit", f"exit code {child.code}: {last_line(child.stderr)}")
         judge_orphans(child, outcome)
         if not is_second:
             judge_litter([folder / "out", folder / "tmp"], outcome, COMPILER_CACHE)
@@ -99,8 +103,6 @@ def _interrupt(
     shown = child.stderr
     if "Traceback" in shown:
         outcome.add("traceback", describe_traceback(shown, child.code))
-    elif child.code not in (0, 128 + kind):  # 0: all was done when the signal arrived
-        outcome.add("wrong exit", f"exit code {child.code}: {last_line(shown)}")
     if "semaphore" in shown or "resource_tracker" in shown:
         outcome.add("litter", "a warning about semaphores")
 
