@@ -42,6 +42,8 @@ NEEDS_CONTEXT = -1
 SEPARATOR = "\N{RIGHT ANGLE WITH DOWNWARDS ZIGZAG ARROW}"
 # Normalizers that look at single characters or at what Unicode composes of them; a space is never
 # part of a composition.
+# A regular expression that matches one of some characters, none of them a space.
+CHARACTER_SET = re.compile(r"\[[^\s\[\]\\^&-]+\]")
 LOCAL_NORMALIZERS = {
     "BertNormalizer",
     "Lowercase",
@@ -376,7 +378,9 @@ def _is_local(step: dict[str, Any]) -> bool:
     if step["type"] != "Replace":
         return step["type"] in LOCAL_NORMALIZERS
     pattern = step["pattern"]
-    return pattern == {"Regex": " {2,}"} or " " not in pattern.get("String", " ")
+    if "String" in pattern:
+        return " " not in pattern["String"]
+    return pattern["Regex"] == " {2,}" or bool(CHARACTER_SET.fullmatch(pattern["Regex"]))
 
 
 def _list_steps(component: dict[str, Any] | None) -> list[dict[str, Any]]:
