@@ -316,6 +316,10 @@ def rewrites_spaces(tokenizer: Tokenizer) -> None:
     tokenizer.normalizer = normalizers.Replace(Regex("a b"), "c")
 
 
+def rewrites_a_set_with_a_space(tokenizer: Tokenizer) -> None:
+    tokenizer.normalizer = normalizers.Replace(Regex("[^a]"), "c")
+
+
 def rewrites_a_space(tokenizer: Tokenizer) -> None:
     tokenizer.normalizer = normalizers.Sequence([normalizers.Replace("a b", "c")])
 
@@ -338,6 +342,7 @@ def special_token_that_vanishes(tokenizer: Tokenizer) -> None:
         no_pre_tokenizer,
         rewrites_spaces,
         rewrites_a_space,
+        rewrites_a_set_with_a_space,
         special_token_with_a_space,
         special_token_that_vanishes,
     ],
