@@ -1,35 +1,35 @@
 """Static vectors of many languages from real text: extracted, mapped into one space, and scored.
 
     python benchmarks/static_study.py text BITEXT -o TEXT [--languages de,fr,...]
-    python benchmarks/static_study.py skipgram TEXT -o OUT          # needs gensim
+    python benchmarks/static_study.py skipgram TEXT -o OUT [--device cuda]
     python benchmarks/static_study.py extract TEXT -o OUT [--kinds pooling] [--layer 8]
     python benchmarks/static_study.py map OUT --muse MUSE [--similarity FOLDER] [--device cuda]
     python benchmarks/static_study.py table OUT
     python benchmarks/static_study.py --tiny
 
 `text` separates the two sides of bitext and drops repetitions, so that the texts of all languages
-are of the same kinds, half of them software. `skipgram` trains Gensim's vectors, `extract` those of
-X2Static and of pooling, on the same sentences and words. `map` maps each set of vectors by each
-method into one space around English and scores it on MUSE's tests in both directions by CSLS. The
-last fifth of MUSE's training dictionary is used to choose methods, not to train. Every step skips
-the files that exist, so that it can be repeated. `--tiny` runs all steps on the sentences of the
-demo with a made-up dictionary.
+are of the same kinds, half of them software. `skipgram` learns the vectors of word2vec, `extract`
+those of X2Static and of pooling, on the same sentences and words. Vectors from elsewhere, such as
+fastText's, can be put into OUT/NAME/de.vec and so on and chosen with `--kinds NAME`. `map` maps
+each set of vectors by each method into one space around English and scores it on MUSE's tests in
+both directions by CSLS. The last fifth of MUSE's training dictionary is used to choose methods, not
+to train. Every step skips the files that exist, so that it can be repeated. `--tiny` runs all steps
+on the sentences of the demo with a made-up dictionary.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import lzma
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from importlib import resources
 from pathlib import Path
 from random import Random
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -41,9 +41,10 @@ MIN_TOKENS, MIN_COUNT = 4, 5
 MOST_ENGLISH = 250_000
 # Subsampling for a small text; see docs/studies/static-vectors.md.
 SUBSAMPLE, EPOCHS = 1e-3, 5
-SKIPGRAM = {"vector_size": 300, "window": 5, "negative": 10, "sg": 1, "epochs": 10, "seed": 1}
 LEARNING = ("semi-supervised", "identical", "unsupervised")
-METHODS = ("unaligned", "supervised", *LEARNING, "selected")
+# Methods that leave English as it is: Procrustes with MUSE's refinement, and RCSLS.
+TO_ENGLISH = ("refine", "rcsls")
+METHODS = ("unaligned", "supervised", *TO_ENGLISH, *LEARNING, "selected")
 
 
 def make_text(options: argparse.Namespace) -> None:
@@ -73,30 +74,29 @@ def find_texts(folder: Path) -> dict[str, Path]:
     return {path.name.split(".")[0]: path for path in sorted(folder.glob("*.txt.xz"))}
 
 
-def train_skipgram(job: tuple[str, Path, Path, int]) -> str:
-    """Train the vectors of one language with Gensim on one core."""
-    from gensim.models import Word2Vec
-
-    language, text, output, min_count = job
-    started = time.process_time()
-    if not output.exists():
-        sentences = list(build_reader(language).read([str(text)]))
-        model = Word2Vec(sentences, min_count=min_count, workers=1, **SKIPGRAM)
-        model.wv.save_word2vec_format(str(output.with_suffix(".part")))
-        output.with_suffix(".part").rename(output)
-    return f"skip-gram {language}: {time.process_time() - started:.0f} CPU s"
+def choose_seed(language: str) -> int:
+    """Return a seed: with the same one, words of the same rank start alike in all languages."""
+    return crc32(language.encode())
 
 
 def train_all_skipgrams(options: argparse.Namespace) -> None:
+    """Learn the skip-gram vectors of all languages."""
+    from skipgram import SkipgramSettings, learn_skipgram
+
     folder = options.output / "skipgram"
     folder.mkdir(parents=True, exist_ok=True)
-    jobs = [
-        (name, path, folder / f"{name}.vec", options.min_count)
-        for name, path in find_texts(options.folder).items()
-    ]
-    with ProcessPoolExecutor(options.workers) as pool:
-        for note in pool.map(train_skipgram, jobs):
-            print(note, flush=True)
+    for language, text in find_texts(options.folder).items():
+        output = folder / f"{language}.vec"
+        if output.exists():
+            continue
+        started = time.perf_counter()
+        sentences = list(build_reader(language).read([str(text)]))
+        seed = choose_seed(language)
+        settings = SkipgramSettings(options.width, min_count=options.min_count, seed=seed)
+        vectors = learn_skipgram(sentences, settings, options.device)
+        vectors.save(output)
+        seconds = time.perf_counter() - started
+        print(f"skip-gram {language}: {len(vectors):,} words, {seconds:.0f} s", flush=True)
 
 
 def extract_all(options: argparse.Namespace) -> None:
@@ -121,6 +121,7 @@ def extract_all(options: argparse.Namespace) -> None:
                 method=kind,
                 model=encoder,
                 layer=options.layer,
+                seed=choose_seed(language),
                 subsample=SUBSAMPLE,
                 epochs=EPOCHS,
                 min_count=options.min_count,
@@ -175,7 +176,8 @@ def map_by(
     train, dev = split_dictionaries(options.muse, list(spaces))
     methods = LEARNING[1:] if method == "selected" else (method,)
     learning = SelfLearningSettings(patience=options.patience)
-    settings = MapSettings(methods=methods, learning=learning, device=options.device)
+    space = "pivot" if method in TO_ENGLISH else "joint"
+    settings = MapSettings(methods, space, learning=learning, device=options.device)
     judges = dev if method == "selected" else None
     mapped = map_spaces(spaces, PIVOT, settings, train=train, dev=judges)
     choices = {
@@ -338,8 +340,7 @@ def run_tiny() -> None:
         shared += ["--model", str(root / "model")]
         run([*shared, "text", str(root / "bitext"), "-o", str(root / "text")])
         for step in ("extract", "skipgram"):
-            if step == "extract" or importlib.util.find_spec("gensim") is not None:
-                run([*shared, step, str(root / "text"), "-o", str(root / "out")])
+            run([*shared, step, str(root / "text"), "-o", str(root / "out"), "--width", "16"])
         words = {
             language: WordVectors.load(root / "out" / "pooling" / f"{language}.vec").words
             for language in ("en", "de")
@@ -354,9 +355,12 @@ def run_tiny() -> None:
         lines = [f"{words['en'][k]}\t{words['en'][k + 1]}\t{k % 5}\n" for k in range(10)]
         (root / "similarity" / "rg65" / "en.txt").write_text("".join(lines))
         paths = ["--muse", str(root / "muse"), "--similarity", str(root / "similarity")]
-        kinds = ["--kinds", "x2static"]
-        methods = ["--methods", "unaligned,supervised,selected"]
-        run([*shared, *kinds, *methods, *paths, "map", str(root / "out")])
+        for kind, methods in (
+            ("x2static", "unaligned,supervised,selected"),
+            ("skipgram", "refine,rcsls"),
+        ):
+            chosen = ["--kinds", kind, "--methods", methods]
+            run([*shared, *chosen, *paths, "map", str(root / "out")])
         run([*shared, "table", str(root / "out")])
 
 
@@ -396,9 +400,9 @@ def run(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, nargs="?", help="input folder of the step")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--languages", default=LANGUAGES)
-    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--model", default=None)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--width", type=int, default=300, help="of skip-gram vectors")
     parser.add_argument("--layer", type=int, help="of extract; part of the folder names")
     parser.add_argument("--min-count", type=int, default=MIN_COUNT)
     parser.add_argument("--muse", type=Path)
