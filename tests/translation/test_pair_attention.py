@@ -201,3 +201,21 @@ def test_invalid_sentences() -> None:
         pair_attention("Take a seat", "  ")
     with pytest.raises(InputError, match="tokens, but the model reads 128"):
         pair_attention("Take a seat " * 60, "请坐")
+
+
+def test_a_library_without_attention_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers 5.4 returns none for ModernBERT."""
+    from transformers import XLMRobertaModel
+
+    forward = XLMRobertaModel.forward
+
+    def without_attention(self: Any, *args: Any, **options: Any) -> Any:
+        output: Any = forward(self, *args, **options)
+        output.attentions = ()
+        return output
+
+    monkeypatch.setattr(XLMRobertaModel, "forward", without_attention)
+    with pytest.raises(InputError, match=r"returns no attention of xlm-roberta .*upgrade"):
+        pair_attention(SRC, TGT, model=folder)

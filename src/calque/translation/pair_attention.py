@@ -191,7 +191,12 @@ def _read_self_attention(
         positions = positions + padding_idx + 1
     with _eager_attention(encoder):
         output = body(torch.tensor([ids]), position_ids=positions[None], output_attentions=True)
-    attentions: Sequence[Tensor] = output.attentions
+    attentions: Sequence[Tensor] | None = output.attentions
+    if not attentions:
+        raise InputError(
+            f"this version of transformers returns no attention of {encoder.config.model_type}",
+            fix="run `pip install --upgrade transformers`",
+        )
     return attentions
 
 
