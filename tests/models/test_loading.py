@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import socket
@@ -348,3 +349,24 @@ def test_a_cached_model_is_found_without_network(
 def test_tokenizers_are_found_like_models(tiny_folder: Path) -> None:
     assert find_tokenizer(str(tiny_folder)) == tiny_folder
     assert find_tokenizer("calque-mini") == find_tokenizer() == find_model()
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_garbage_is_not_collected_while_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, *, was_enabled: bool
+) -> None:
+    seen = []
+
+    def find(name: str | None) -> Path:
+        seen.append(gc.isenabled())
+        raise InputError("stop here")
+
+    monkeypatch.setattr(loading, "find_model", find)
+    try:
+        (gc.enable if was_enabled else gc.disable)()
+        with pytest.raises(InputError, match="stop here"):
+            loading.load_checkpoint(None, torch.float32)
+        assert seen == [False]
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.enable()
