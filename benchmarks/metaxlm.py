@@ -112,6 +112,8 @@ def run_tiny(options: argparse.Namespace) -> None:
         n_missing = do_all(options)
         write_report(options.out)
         assert not n_missing, "a run failed"
+        control = json.loads(result_path(options.out, Cell(OWN, "xlm-matched", 1)).read_text())
+        assert control["curves"][LOSS][-1][0] == options.steps + options.mono_steps
 
 
 def parse_options() -> argparse.Namespace:

@@ -62,6 +62,7 @@ def test_embeddings_can_be_new(
     ("options", "problem"),
     [
         (["--initialize", "all"], "initialize cannot be 'all' (use both, body,"),
+        (["--average", "no"], "average cannot be 'no' (use weighted, plain)"),
         (["--dictionary", "HERE/no-*.txt"], "no-*.txt: there is no such file (check the path)"),
         (["--language", "fr", "--dictionary", "HERE/en-de.txt"], "no column of 'fr'"),
         (

@@ -107,6 +107,25 @@ def test_a_grown_folder_is_a_plain_hugging_face_folder(
     assert [path.name for path in out.parent.iterdir()] == ["start"]
 
 
+@pytest.mark.parametrize(("average", "share"), [("weighted", 2 / 3), ("plain", 1 / 2)])
+def test_row_of_several_translations(
+    average: str, share: float, mono: Path, new: Path, tmp_path: Path
+) -> None:
+    """Two dictionaries have "cat" and one has "the"."""
+    for name, text in {"en-de": "cat Katze\nthe Katze\n", "de-en": "Katze cat\n"}.items():
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    files = [tmp_path / "en-de.txt", tmp_path / "de-en.txt"]
+    out = tmp_path / "out"
+    grow(mono, tokenizer=new, output=out, dictionary=files, average=average)  # type: ignore[arg-type]
+    rows = {}
+    for folder, words in ((mono, ("cat", "the")), (out, ("▁Katze",))):
+        table = AutoModelForMaskedLM.from_pretrained(folder).get_input_embeddings().weight
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        rows |= {word: table[tokenizer.convert_tokens_to_ids(word)].double() for word in words}
+    expected = share * rows["cat"] + (1 - share) * rows["the"]
+    torch.testing.assert_close(rows["▁Katze"], expected, atol=1e-6, rtol=0)
+
+
 def test_the_report(mono: Path, new: Path, dictionaries: list[Path], tmp_path: Path) -> None:
     text = tmp_path / "de.mine.txt"
     text.write_text("the Katze schläft.\n\n猫猫 Qs\n", encoding="utf-8")
