@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import calque
 from calque import cli
 from calque.errors import InputError
 from calque.evaluation.settings import TaskSettings
@@ -178,3 +179,19 @@ def test_errors(veco: Veco, tiny_encoder: Encoder, tatoeba_data: Path) -> None:
     path.write_text("one\n")
     with pytest.raises(InputError, match="there are 1 translations of 11 sentences"):
         tatoeba.measure(veco, tatoeba_data, settings=PLUG)
+
+
+def test_tasks_that_ignore_plug_in_refuse_it(tiny_folder: Path, tatoeba_data: Path) -> None:
+    with pytest.raises(InputError, match="word_alignment does not support plug"):
+        calque.evaluate(
+            tiny_folder, data=tatoeba_data, tasks="word_alignment", settings={"plug": "in"}
+        )
+    found = calque.evaluate(
+        tiny_folder,
+        data=tatoeba_data,
+        languages=["fr"],
+        settings={"plug": "out"},
+        device="cpu",
+        dry_run=True,
+    )
+    assert [run.languages for run in found.planned] == [("fr",)]
