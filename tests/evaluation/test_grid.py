@@ -29,7 +29,7 @@ from calque.evaluation.registry import TASKS
 TOY = Path(__file__).parent / "toy_grid.py"
 KEYS = [
     *("model", "task", "language", "seed", "metric", "value", "metrics", "n_items", "layers"),
-    *("counts", "setting", "source", "higher_is_better", "config", "versions", "seconds"),
+    *("counts", "setting", "source", "maps", "higher_is_better", "config", "versions", "seconds"),
     *("memory_mb", "device", "time", "error", "items", "n_records", "checksum"),
 ]
 Row = dict[str, Any]
