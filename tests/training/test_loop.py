@@ -115,8 +115,8 @@ def test_run_on_joined_sentences_resumes_bit_identically(
     recipe = tiny_recipe("data.join_sentences=true", "schedule.steps=4")
     train(recipe, output=tmp_path / "straight", prepared=tiny_text)
     interrupt_at(monkeypatch, 2, recipe, tiny_text, tmp_path / "resumed")
+    single = tiny_recipe("schedule.steps=4")
     with pytest.raises(InputError, match="recipe"):
-        single = tiny_recipe("schedule.steps=4")
         train(single, output=tmp_path / "resumed", prepared=tiny_text, resume=True)
     train(recipe, output=tmp_path / "resumed", prepared=tiny_text, resume=True)
     assert_same_run(tmp_path / "straight", tmp_path / "resumed", 4)
