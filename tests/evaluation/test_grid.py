@@ -402,8 +402,9 @@ def list_group(group: int) -> dict[int, str]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state, _, own_group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
-            if int(own_group) == group and state != "Z":
-                found[int(folder.name)] = (folder / "cmdline").read_text()
+            command = (folder / "cmdline").read_text()  # empty while a process ends
+            if int(own_group) == group and state != "Z" and command:
+                found[int(folder.name)] = command
         except OSError:  # it has just ended
             continue
     return found

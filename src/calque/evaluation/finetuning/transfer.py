@@ -42,8 +42,9 @@ def plan_runs(
     """Return the runs that a setting requires for the available languages.
 
     >>> from calque.evaluation.settings import TaskSettings
-    >>> plan_runs(TaskSettings(setting="supervised"), ["en", "vi"], ["de", "en", "vi"])
-    [TransferRun(sources=('en',), tests=('en',)), TransferRun(sources=('vi',), tests=('vi',))]
+    >>> runs = plan_runs(TaskSettings(setting="supervised"), ["en", "vi"], ["de", "en", "vi"])
+    >>> [(run.sources, run.tests) for run in runs]
+    [(('en',), ('en',)), (('vi',), ('vi',))]
     """
     if not tests:
         raise InputError("there is no language to test", fix="pass a folder with test files")
