@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 settings.register_profile("calque", deadline=None, derandomize=True)
 settings.load_profile("calque")
 
-# A shell lets processes in the background ignore SIGINT, and the tests send it.
+# Processes in the background may ignore SIGINT (shells) and SIGHUP (nohup), which the tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:

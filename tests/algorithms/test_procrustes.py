@@ -484,7 +484,7 @@ def test_pairwise_maps_would_not_share_one_space() -> None:
     mapped_first, pivot_first = run(first)
     mapped_second, pivot_second = run(second)
     assert np.abs(pivot_first - pivot_second).max() > 0.1
-    assert precision(torch.tensor(mapped_first[300:]), torch.tensor(mapped_second[300:])) < 0.1
+    assert precision(torch.tensor(mapped_first[300:]), torch.tensor(mapped_second[300:])) < 0.5
     maps = solve_joint_maps([collect_moments(space, pivot, pairs) for space in (first, second)])
     assert precision((first @ maps.others[0])[300:], (second @ maps.others[1])[300:]) > 0.9
 

@@ -15,7 +15,6 @@ import pytest
 from calque.io.processes import (
     STOP_SIGNALS,
     block_stop_signals,
-    kill_descendants,
     run_in_thread,
 )
 
@@ -66,12 +65,20 @@ def test_a_process_is_not_disturbed_while_it_starts() -> None:
 
 
 def test_kill_descendants_includes_grandchildren() -> None:
-    command = ["sh", "-c", "sleep 60 & echo $!; wait"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        grandchild = int(child.stdout.readline())
-        kill_descendants()
-    assert child.returncode == -signal.SIGKILL
+    """In a process of its own, because this one has other children, such as the fork server."""
+    program = """
+import subprocess
+from calque.io.processes import kill_descendants
+
+command = ["sh", "-c", "sleep 60 & echo $!; wait"]
+with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+    grandchild = child.stdout.readline().strip()
+    kill_descendants()
+print(child.returncode, grandchild)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    code, grandchild = map(int, done.stdout.split())
+    assert code == -signal.SIGKILL
     assert has_ended(grandchild)
 
 
