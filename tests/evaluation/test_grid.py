@@ -442,7 +442,8 @@ def test_interrupted_killed_and_resumed(
         (data / "fake" / f"slow-{seed}").touch()
     # A signal to the whole group while workers start, and one while they are at work.
     process = start(models, data, out, "--seeds", "4", "--jobs", "2")
-    wait_for(lambda: list_workers(process.pid), process)
+    wait_for(lambda: len(list_workers(process.pid)) == 2, process)
+    time.sleep(1.0)  # a worker that is being created may still report that its parent has ended
     messages = signal_group(process, signal.SIGINT)
     note = f"runs are saved in {out}: the same command continues"
     assert messages == ["4 runs to do", f"calque: interrupted; 0 of 4 {note}"]
