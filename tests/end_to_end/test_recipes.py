@@ -46,6 +46,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "xlm": {},
     "xlm-tlm": PAIRED,
     "calque-mini": PAIRED | {"data.hold_out": DEMO},
+    "calque-base-mono": {"data.hold_out": DEMO, "tokenizer.path": "null"},
     "calque-mini-align": PAIRED
     | {
         "data.hold_out": DEMO,
@@ -121,7 +122,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 ONE_OBJECTIVE = ("xlm", "adapt", "l2", "weak", "strong", "linear-map", "mlm-only", "xlm-kd")
 ONE_OBJECTIVE += ("meta-pretrain", "metaxlm", "metaxlm-dict", "metaxlm-frozen")
-ONE_OBJECTIVE += ("translate",)
+ONE_OBJECTIVE += ("translate", "calque-base-mono")
 # Encoder–decoders, whose encoders are in a folder inside.
 GENERATING = ("translate", "mbart")
 THREE_OBJECTIVES = ("calque-mini-align", "veco")

@@ -212,7 +212,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "objectives.1.label_layer": None,  # 10 of 12
     },
 }
-OWN_RECIPES = {"adapt", "calque-mini", "calque-mini-align", "sentence-contrastive"}
+OWN_RECIPES = {"adapt", "calque-base-mono", "calque-mini", "calque-mini-align"}
+OWN_RECIPES |= {"sentence-contrastive"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -227,6 +228,17 @@ def test_bundled_recipe_has_the_published_values(name: str) -> None:
 
 def test_every_bundled_recipe_is_a_paper_s_or_ours() -> None:
     assert PUBLISHED.keys() | OWN_RECIPES == bundled_recipes().keys()
+
+
+def test_mono_start_differs_from_calque_mini_only_in_the_use_of_pairs() -> None:
+    mini, mono = load_recipe("calque-mini"), load_recipe("calque-base-mono")
+    same = ("seed", "model", "data", "optimizer", "schedule", "engine")
+    assert all(getattr(mono, part) == getattr(mini, part) for part in same)
+    assert mono.tokenizer.path == "calque-mini"  # which was trained by the other recipe
+    (objective,) = mono.objectives
+    assert objective.kind == "masked_lm"  # the sides of a pair are never read together
+    assert objective.batch_tokens == sum(each.batch_tokens for each in mini.objectives)
+    assert mono.checkpoints.dtype == "float32"
 
 
 @pytest.mark.parametrize(
