@@ -1,0 +1,181 @@
+"""The tables of docs/papers.md are those that the stored results give."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "papers.md"
+TABLE = "| name | score |\n|---|--:|\n| one | **1.5 ± 0.1** |\n| one more | 2 |\n"
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = importlib.import_module("paper_claims")
+    module.read_claims.cache_clear()
+    yield module
+    module.read_claims.cache_clear()
+
+
+def test_page_has_the_tables_of_the_stored_results(claims: Any) -> None:
+    text = PAGE.read_text("utf-8")
+    assert claims.fill_page(text) == text, "run: python benchmarks/paper_claims.py docs/papers.md"
+
+
+def test_every_figure_of_the_tables_is_computed(claims: Any) -> None:
+    """A page in which a digit of a table differs is not the one that the script writes."""
+    text = PAGE.read_text("utf-8")
+    blocks = list(re.finditer(r"<!-- table: .*?<!-- end -->", text, re.DOTALL))
+    assert len(blocks) == len(claims.build_tables())
+    for block in blocks:
+        digits = [found.start() for found in re.finditer(r"\d", block[0])]
+        place = block.start() + digits[-1]
+        changed = f"{text[:place]}{(int(text[place]) + 1) % 10}{text[place + 1 :]}"
+        assert claims.fill_page(changed) == text != changed
+
+
+@pytest.mark.parametrize(("study", "table"), [("veco-longer", "veco"), ("metaxlm", "metaxlm")])
+def test_another_result_gives_another_table(
+    study: str, table: str, claims: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = claims.build_tables()
+    read = claims.read_runs
+
+    def change(name: str) -> tuple[dict[str, Any], ...]:
+        runs = read(name)
+        if name != study:
+            return runs
+        first = next(run for run in runs if run["method"] in ("veco", "metaxlm"))
+        # A single run differs: BLEU by one point, or its scores as if the layers were reversed.
+        other = first | {"bleu": first.get("bleu", 0) + 1}
+        if "scores" in first:
+            other["scores"] = {
+                measure: {name: values[::-1] for name, values in scores.items()}
+                for measure, scores in first["scores"].items()
+            }
+        return tuple(other if run is first else run for run in runs)
+
+    monkeypatch.setattr(claims, "read_runs", change)
+    claims.read_claims.cache_clear()
+    monkeypatch.setattr(claims, "tabulate_runs", lambda: before["runs"])
+    after = claims.build_tables()
+    assert after[table] != before[table]
+    assert after["x2s-ma"] == before["x2s-ma"]
+
+
+def test_interval_is_paired_by_seed(claims: Any) -> None:
+    """Differences 2, 2 and 2.5: standard error 1/6; t of two degrees of freedom is 4.302653."""
+    runs = {seed: {"bleu": bleu} for seed, bleu in ((1, 3.0), (2, 4.0), (3, 5.5), (4, 99.0))}
+    others = {seed: {"bleu": bleu} for seed, bleu in ((3, 3.0), (2, 2.0), (1, 1.0))}
+    score, baseline, half_width = claims.compare_runs(runs, others, ("en-de", "en-de"))
+    assert (score, baseline) == (pytest.approx(12.5 / 3), 2.0)
+    assert half_width == pytest.approx(4.302653 / 6, rel=1e-6)
+    with pytest.raises(ValueError, match="only 2 seeds"):
+        claims.compare_runs(runs, {1: others[1], 2: others[2]}, ("en-de", "en-de"))
+
+
+def test_layer_is_at_two_thirds_of_the_depth(claims: Any) -> None:
+    for n_layers, value in ((9, 5.0), (7, 4.0), (13, 8.0)):
+        run = {"scores": {"aer": {"de-en": [float(n) for n in range(n_layers)]}}}
+        assert claims.measure_runs([run], "aer") == [value]
+        assert claims.measure_runs([run], "aer", layer=1) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("difference", "half_width", "expected", "margin", "outcome"),
+    [
+        (1.0, 0.9, 1, 0.0, "holds"),
+        (1.0, 1.1, 1, 0.0, "within noise"),
+        (-1.0, 0.9, 1, 0.0, "fails"),
+        (-1.0, 0.9, -1, 0.0, "holds"),
+        (1.0, 0.9, -1, 0.0, "fails"),
+        (1.0, 0.9, 0, 0.0, "fails"),
+        (1.0, 1.1, 0, 0.0, "within noise"),
+        (-0.5, 0.4, 1, 1.0, "holds"),
+        (-1.5, 0.4, 1, 1.0, "fails"),
+        (0.1, None, 1, 0.0, "holds"),
+        (-0.1, None, 1, 0.0, "fails"),
+    ],
+)
+def test_interval_decides(
+    difference: float,
+    half_width: float | None,
+    expected: int,
+    margin: float,
+    outcome: str,
+    claims: Any,
+) -> None:
+    figure = claims.Figure("", 10 + difference, 10.0, half_width, expected, margin)
+    assert figure.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("differences", "test", "indication"),
+    [
+        ((), "not tested yet", "not tested yet"),
+        ((2, 2), "holds", "indication for"),
+        ((2, 0), "within noise", "indication: within noise"),
+        ((-2, 0), "fails", "indication against"),
+        ((-2, 2), "fails", "indication: mixed"),
+    ],
+)
+def test_verdict_over_several_figures(
+    differences: tuple[float, ...], test: str, indication: str, claims: Any
+) -> None:
+    figures = tuple(claims.Figure("", each, 0.0, 1.0, 1) for each in differences)
+    for strength, verdict in (("test", test), ("indication", indication)):
+        assert claims.Claim("", "", "", figures, strength, "").verdict == verdict
+
+
+def test_result_without_an_interval_is_never_a_test(claims: Any) -> None:
+    spec = {"page": "LOG.md", "row": ["λ = 1, plain"], "versus": ["λ = 1, squared"]}
+    spec |= {"column": "retrieval", "label": "retrieval"}
+    content = {"claim": "a", "paper": "b", "experiment": "c", "why": "d", "figures": [spec]}
+    assert claims.build_claim(content).verdict == "indication against, no interval"
+    for change in ({"strength": "test"}, {"expected": 0}):
+        with pytest.raises(ValueError, match="without an interval"):
+            claims.build_claim(content | change)
+
+
+def test_cell_is_found_by_the_only_row(claims: Any) -> None:
+    assert claims.read_cell(TABLE, ["one more"], "score") == "2"
+    assert claims.read_cell("  " + TABLE.replace("\n|", "\n  |"), ["one m"], "score") == "2"
+    for row, column, first in ((["one"], "score", None), (["two"], "score", None)):
+        with pytest.raises(ValueError, match="rows begin with"):
+            claims.read_cell(TABLE, row, column, first)
+    with pytest.raises(ValueError, match="0 rows"):
+        claims.read_cell(TABLE, ["one more"], "score", "other")
+
+
+def test_verdicts_are_counted(claims: Any) -> None:
+    every = [
+        claim
+        for name, (_, rows) in claims.read_claims().items()
+        if name != "tried"
+        for claim in rows
+    ]
+    counts = claims.count_verdicts(every)
+    assert sum(counts) == len(every) and all(counts)
+    assert sum(not claim.figures for claim in every) == counts[-1]
+
+
+def test_scripts_of_the_page_have_the_options(claims: Any) -> None:
+    text = re.sub(r" *\\\n *", " ", PAGE.read_text("utf-8"))
+    commands = re.findall(r"python (benchmarks/\w+\.py)([^\n`#]*)", text)
+    assert len(commands) > 10
+    for script, options in commands:
+        source = (ROOT / script).read_text("utf-8")
+        for option in re.findall(r" (--[a-z-]+)", options):
+            assert f'"{option}"' in source, (script, option)
+
+
+def test_examples(claims: Any) -> None:
+    assert not doctest.testmod(claims).failed
