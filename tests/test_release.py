@@ -254,7 +254,8 @@ def test_dependencies_are_those_that_the_code_imports() -> None:
 def test_version_is_written_once() -> None:
     assert calque.__version__ == VERSION
     changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
-    assert re.findall(r"^## \[(.*?)\]", changelog, re.MULTILINE)[0] == VERSION
+    headings = re.findall(r"^## \[(.*?)\]", changelog, re.MULTILINE)
+    assert next(name for name in headings if name != "Unreleased") == VERSION
     sources = (ROOT / "src" / "calque").rglob("*.py")
     assert not [path for path in sources if f'"{VERSION}"' in path.read_text("utf-8")]
 

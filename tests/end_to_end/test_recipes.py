@@ -521,7 +521,7 @@ def test_too_short_model_is_an_error_before_text_is_prepared(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "nope"], "nope: no such recipe (pass a YAML file or one of adapt, calque-mini"),
+        (["train", "nope"], "nope: no such recipe (pass a YAML file or one of adapt, calque-base"),
         (
             ["train", "xlm", "--set", "schedule.stepz=1"],
             "schedule.stepz: unknown key; did you mean",
