@@ -91,7 +91,7 @@ def test_links_with_a_large_weight_decide(
     tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
 ) -> None:
     hybrid = HybridAligner(
-        build_hybrid_words(tiny_encoder, method="match"),
+        build_hybrid_words(tiny_encoder, "fast-align", method="match"),
         statistical,
         is_training_text=True,
         weights=HybridWeights(links=1e4, lexicon=0.0),
@@ -108,7 +108,9 @@ def test_without_evidence_the_links_are_those_of_the_encoder(
     tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
 ) -> None:
     weights = HybridWeights(lexicon=0.0, links=0.0)
-    hybrid = HybridAligner(build_hybrid_words(tiny_encoder), statistical, weights=weights)
+    hybrid = HybridAligner(
+        build_hybrid_words(tiny_encoder, "fast-align"), statistical, weights=weights
+    )
     alone = WordAligner(tiny_encoder, method="argmax").align(bitext[:20])
     assert hybrid.align(bitext[:20]) == alone
 
@@ -116,7 +118,9 @@ def test_without_evidence_the_links_are_those_of_the_encoder(
 def test_blocks_of_the_training_text_do_not_matter(
     tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
 ) -> None:
-    hybrid = HybridAligner(build_hybrid_words(tiny_encoder), statistical, is_training_text=True)
+    hybrid = HybridAligner(
+        build_hybrid_words(tiny_encoder, "fast-align"), statistical, is_training_text=True
+    )
     whole = hybrid.align_block(bitext[:40]).links.to_lists()
     assert hybrid.align_block(bitext[25:40], 25).links.to_lists() == whole[25:40]
 
