@@ -164,6 +164,8 @@ def test_reliability_has_a_point_per_filled_bin() -> None:
     # (8 · 0.15 + 2 · 0.4) / 10
     assert legend.get_texts()[0].get_text() == "argmax, calibration error 20.0 %"
     assert below.patches[0].get_data().values.tolist() == [8, 0, 2]
+    figure.draw_without_rendering()
+    assert "10" in [label.get_text() for label in below.get_yticklabels()]
 
 
 @pytest.mark.parametrize(("length", "columns"), [(1, 4), (30, 2), (60, 1)])

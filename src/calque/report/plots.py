@@ -254,14 +254,15 @@ def plot_seeds(
 
 
 def plot_reliability(curves: Mapping[str, Reliability]) -> Figure:
-    """Draw the share of right links by probability, and below it the number of links.
+    """Draw the share of right links by their score, and below it the number of links.
 
-    Reliable probabilities lie on the dotted diagonal.
+    Scores that are reliable probabilities lie on the dotted diagonal.
 
     Args:
-        curves: Name → probabilities compared with gold links.
+        curves: Name → scores compared with gold links.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import StrMethodFormatter
 
     width, height = PANEL_INCHES
     figure = Figure(figsize=(1.4 * width, 1.8 * height), layout="constrained")
@@ -280,8 +281,10 @@ def plot_reliability(curves: Mapping[str, Reliability]) -> Figure:
     panel.set_ylim(-2, 102)
     panel.grid(alpha=0.3)
     below.set_yscale("log")
+    below.set_ylim(bottom=0.8)
+    below.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     below.set_ylabel("links")
-    below.set_xlabel("probability (%)")
+    below.set_xlabel("score (%)")
     below.grid(alpha=0.3)
     _add_legend(figure, lines, most=1)
     return figure

@@ -55,7 +55,10 @@ class HybridWeights:
 # fast_align's links are less reliable.
 WEIGHTS = {"eflomal": HybridWeights(), "fast-align": HybridWeights(links=1.0)}
 # Fitted with calque-mini on development pairs of six language pairs.
-CALIBRATIONS = {"eflomal": Calibration(0.6, -0.5, 0.3), "fast-align": Calibration(0.6, -0.5, 0.3)}
+CALIBRATIONS = {
+    "eflomal": Calibration(slope=0.342, intercept=-0.919, threshold=0.29),
+    "fast-align": Calibration(slope=0.387, intercept=-0.820, threshold=0.31),
+}
 
 
 class HybridAligner:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from calque.algorithms.calibration import fit_calibration
+from calque.algorithms.calibration import Calibration, fit_calibration
 from calque.errors import InputError
 from calque.io.files import write_atomically
 from calque.io.links import GoldLinks
@@ -23,7 +23,6 @@ from calque.word_alignment.neural import METHODS, AlignSettings
 from calque.word_alignment.scoring import LinkCounts, count_links, judge_links
 
 if TYPE_CHECKING:
-    from calque.algorithms.calibration import Calibration
     from calque.types import Links, Progress
     from calque.word_alignment.neural import Method
     from calque.word_alignment.protocol import AlignedBlock, WordPair
@@ -135,7 +134,7 @@ def calibrate(
     everything = [
         replace(choice, method="probability", calibration=None, threshold=0.0) for choice in choices
     ]
-    judged = [_JudgedScores() for _ in choices]
+    judged = [JudgedScores() for _ in choices]
     for start in range(0, len(pairs) if choices else 0, BLOCK_PAIRS):
         block = pairs[start : start + BLOCK_PAIRS]
         known = gold.select(start, start + len(block))
@@ -151,7 +150,7 @@ def calibrate(
     return counts
 
 
-class _JudgedScores:
+class JudgedScores:
     """The scores of all word pairs of a text, and which of these are gold links."""
 
     def __init__(self) -> None:
@@ -173,7 +172,8 @@ class _JudgedScores:
             np.concatenate, (self.scores, self.is_sure, self.is_possible)
         )
         is_clear = is_sure | ~is_possible
-        calibration = fit_calibration(scores[is_clear], is_sure[is_clear])
+        fitted = fit_calibration(scores[is_clear], is_sure[is_clear])
+        calibration = Calibration(round(fitted.slope, 4), round(fitted.intercept, 4))
         probabilities = calibration.apply(torch.from_numpy(scores)).numpy()
 
         def count(threshold: float) -> LinkCounts:
