@@ -622,7 +622,7 @@ def test_a_real_encoder_alone_and_in_two_processes(
     capsys.readouterr()
     assert run(["align", str(GOLD / "en-fr.text"), *arguments[1:5], *gold]) == 0
     rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
-    by_layer = [row for row in rows if len(row) == 8 and row[0].isdigit() and "chose" not in row]
+    by_layer = [row for row in rows if len(row) == 9 and row[0].isdigit() and "chose" not in row]
     assert [row[0] for row in by_layer] == list("01234")
 
 
