@@ -97,6 +97,7 @@ COMMANDS = {
 }
 # Options that only concern what is shown on the screen, and names that cannot be keywords.
 ONLY_OPTIONS = {
+    "align": {"reliability"},
     "attention": {"layer", "output"},
     "clean": {"set"},
     "compare": {"brief"},

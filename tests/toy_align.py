@@ -11,12 +11,15 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
+import torch
 
 from calque.cli import run
+from calque.io.links import build_links
 from calque.types import Links
 from calque.word_alignment import build
 from calque.word_alignment.build import AlignerOptions, BuiltAligner
@@ -45,7 +48,13 @@ class ToyAligner:
     def align_each(
         self, pairs: Sequence[WordPair], settings: Sequence[AlignSettings]
     ) -> list[AlignedBlock]:
-        return [self.with_layer(choice.layer or 0).align_block(pairs) for choice in settings]
+        blocks = []
+        for choice in settings:
+            block = self.with_layer(choice.layer or 0).align_block(pairs)
+            if choice.method == "probability":
+                block = replace(block, links=score_all(block.links, pairs, choice))
+            blocks.append(block)
+        return blocks
 
     def align_block(self, pairs: Sequence[WordPair], first: int = 0) -> AlignedBlock:
         time.sleep(self.delay)
@@ -69,6 +78,22 @@ class ToyAligner:
             n_windows=int(np.ceil(longest[is_long] / WINDOW).sum()),
         )
         return AlignedBlock(Links(owners, words, shifted, scores, len(pairs)), report)
+
+
+def score_all(links: Links, pairs: Sequence[WordPair], choice: AlignSettings) -> Links:
+    """Score the links of the toy 0.9 and all other word pairs 0.1, and keep the likely ones."""
+    found = set(zip(links.pairs.tolist(), links.src.tolist(), links.tgt.tolist(), strict=True))
+    cells = [
+        (number, i, j)
+        for number, (src, tgt) in enumerate(pairs)
+        for i in range(len(src))
+        for j in range(len(tgt))
+    ]
+    scores = torch.tensor([0.9 if cell in found else 0.1 for cell in cells])
+    scores = scores if choice.calibration is None else choice.calibration.apply(scores)
+    kept = np.flatnonzero((scores >= choice.min_score).numpy())
+    rows = [cells[k] for k in kept.tolist()]
+    return build_links(rows, len(pairs), scores[kept].tolist())
 
 
 class ToyBuilt(BuiltAligner):

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from calque.algorithms.calibration import Calibration
     from calque.api import Model, load
     from calque.errors import InputError
     from calque.evaluation.dataset_check import check_data
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Calibration",
     "CleaningRules",
     "HybridAligner",
     "InputError",
@@ -79,6 +81,7 @@ __all__ = [
 
 # Imported at first use: `import calque` alone must not import torch.
 _MODULES = {
+    "Calibration": "calque.algorithms.calibration",
     "CleaningRules": "calque.io.cleaning",
     "HybridAligner": "calque.word_alignment.hybrid",
     "InputError": "calque.errors",

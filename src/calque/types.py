@@ -137,6 +137,25 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
+class Reliability:
+    """Probabilities compared with what is right, in bins of equal width from 0 to 1.
+
+    A bin has `n_items`, whose mean probability is `probability`; the share `right` of them is
+    right. Both are 0 in an empty bin.
+    """
+
+    n_items: npt.NDArray[np.int64]
+    probability: npt.NDArray[np.float64]
+    right: npt.NDArray[np.float64]
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the mean of |probability − right| over all items."""
+        gaps = abs(self.probability - self.right)
+        return float((self.n_items * gaps).sum() / max(1, self.n_items.sum()))
+
+
+@dataclass(frozen=True, slots=True)
 class LossTerms:
     """The result of one objective: the loss to minimize, and metrics to log."""
 

@@ -344,8 +344,9 @@ def test_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["align", "in", "--gold", "gold", "--sweep"]) == 0
     rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     # At layer 2 the toy gives 0-0 1-0 2-1: one of three is right.
-    assert ["1", *["0.00"] * 7] in rows  # three methods, and ot with four values of sharpness
-    assert ["2", *["66.67"] * 7] in rows
+    assert ["1", *["0.00"] * 8] in rows  # four methods, and ot with four values of sharpness
+    # One of its 3 links and 2 of the 6 other word pairs are right, so that linking all is best.
+    assert ["2", *["66.67"] * 7, "50.00"] in rows
 
 
 def test_sweep_on_development_pairs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -361,9 +362,34 @@ def test_sweep_on_development_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert ["3", "others", *["33.33"] * 3, "66.67"] in rows
 
 
+def test_reliability(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in").write_text("a b c ||| x y z\na b ||| x y\n")
+    Path("gold").write_text("0-0 1p1 2-1\n0-0\n")
+    assert run(["align", "in", "--gold", "gold", "--reliability", "plot.svg"]) == 0
+    rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+    found = calque.align_file("in", gold="gold").reliability
+    assert found is not None
+    # 1-1 of the first pair is only possible: of the others, 0-0 is right twice, 2-2 and 1-1 not.
+    assert found.n_items.sum() == 4 and (found.right * found.n_items).sum() == 2
+    (score,) = found.probability[found.n_items > 0]  # the toy has one for all links of a block
+    assert found.error == pytest.approx(abs(score - 0.5))
+    assert [*rows_with(rows, "4"), f"{100 * score:.1f}", "50.0"] in rows
+    assert b"<svg" in Path("plot.svg").read_bytes()
+
+
+def rows_with(rows: list[list[str]], count: str) -> list[str]:
+    """Return the first two cells of the row with this number of links."""
+    return next(row[:2] for row in rows if row[1:2] == [count])
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
+        (["--reliability", "x.gif"], "plots cannot be written as '.gif'"),
+        (["--reliability", "x.png", "--sweep"], "pass --gold, and drop --sweep"),
+        (["--reliability", "x.png", "--aligner", "eflomal"], "links of eflomal have no scores"),
+        (["--aligner", "eflomal", "--threshold", "0"], "--threshold cannot be used here"),
+        (["--sweep", "--threshold", "0.5"], "drop --threshold"),
         (["--dev-every", "5"], "--dev-every works with --sweep only"),
         (["--store"], "--store works with --sweep only"),
         (["--sweep", "--store"], "--store changes the config.json of a model folder"),
@@ -596,7 +622,7 @@ def test_a_real_encoder_alone_and_in_two_processes(
     capsys.readouterr()
     assert run(["align", str(GOLD / "en-fr.text"), *arguments[1:5], *gold]) == 0
     rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
-    by_layer = [row for row in rows if len(row) == 8 and row[0].isdigit() and "chose" not in row]
+    by_layer = [row for row in rows if len(row) == 9 and row[0].isdigit() and "chose" not in row]
     assert [row[0] for row in by_layer] == list("01234")
 
 

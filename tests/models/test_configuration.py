@@ -90,6 +90,7 @@ def change(path: Path, *keys: str | int, value: Any) -> None:
         ("calque", {"alignment": {"method": 1}}, "the value of calque.method is not valid: 1"),
         ("calque", {"alignment": {"sharpness": "x"}}, "calque.sharpness is not valid"),
         ("calque", {"alignment": {"threshold": float("nan")}}, "calque.threshold is not valid"),
+        ("calque", {"alignment": {"calibration": {"slope": 1}}}, "calque.calibration is not valid"),
         ("calque", {"alignment": {"n_iterations": 0}}, "calque.n_iterations is not valid: 0"),
         ("calque", {"targets": "de"}, "the value of calque.targets is not valid"),
         ("calque", {"directions": [["de"]]}, "the value of calque.directions is not valid"),

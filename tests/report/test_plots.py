@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from calque.errors import InputError, MissingExtra
@@ -17,12 +18,14 @@ from calque.report.plots import (
     plot_curves,
     plot_differences,
     plot_layers,
+    plot_reliability,
     plot_seeds,
     plot_transfer,
     save_plot,
     shorten_names,
     to_svg,
 )
+from calque.types import Reliability
 
 MODELS = (("runs/a", 50.0), ("runs/b", 30.0))
 PANELS = {
@@ -149,6 +152,20 @@ def test_curves_have_one_panel_per_title_and_runs_keep_their_colors() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["XLM", "VECO"]
     with pytest.raises(InputError, match="no curves to plot"):
         plot_curves({"en → de": {}}, across="updates", label="BLEU")
+
+
+def test_reliability_has_a_point_per_filled_bin() -> None:
+    found = Reliability(np.array([8, 0, 2]), np.array([0.1, 0.0, 0.9]), np.array([0.25, 0.0, 0.5]))
+    figure = plot_reliability({"argmax": found})
+    panel, below = figure.axes
+    _, line = panel.lines
+    np.testing.assert_allclose(line.get_xydata(), [[10, 25], [90, 50]])
+    (legend,) = figure.legends
+    # (8 · 0.15 + 2 · 0.4) / 10
+    assert legend.get_texts()[0].get_text() == "argmax, calibration error 20.0 %"
+    assert below.patches[0].get_data().values.tolist() == [8, 0, 2]
+    figure.draw_without_rendering()
+    assert "10" in [label.get_text() for label in below.get_yticklabels()]
 
 
 @pytest.mark.parametrize(("length", "columns"), [(1, 4), (30, 2), (60, 1)])

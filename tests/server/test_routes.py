@@ -49,29 +49,40 @@ def test_health(call: CallServer) -> None:
     [
         {},
         {"layer": 1},
-        {"method": "itermax", "layer": -1},
+        {"method": "itermax", "layer": 2},
         {"method": "ot", "threshold": 0.3, "sharpness": 3.0},
+        {"method": "probability", "threshold": 0.2},
     ],
 )
 @pytest.mark.parametrize("model", ["tiny", "calque-mini"])
 def test_align_equals_the_word_aligner(
-    call: CallServer, served_data: ServedData, model: str, options: dict[str, object]
+    call: CallServer,
+    served_data: ServedData,
+    model: str,
+    options: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    encoder = served_data.models[model].model
+    calibration = {"slope": 0.6, "intercept": 0.5, "threshold": 0.3}
+    alignment = {**encoder.settings.get("alignment", {}), "calibration": calibration}
+    settings = {**encoder.settings, "alignment": alignment}
+    monkeypatch.setattr(encoder.config, "calque", settings, raising=False)
     body = {"pairs": as_json(PAIRS), "tokenize": False, "matrix": True, "model": model}
     reply = call("POST", "/align", json=body | options)
     assert reply.status_code == 200, reply.text
-    encoder = served_data.models[model].model
     aligner = calque.WordAligner(encoder, **options)  # type: ignore[arg-type]
     found = reply.json()
     assert (found["layer"], found["method"]) == (aligner.layer, aligner.method)
+    # Other layers and another sharpness are not calibrated.
+    assert found["calibrated"] == (not {"layer", "sharpness"} & set(options))
     links = [[(link["src"], link["tgt"]) for link in pair["links"]] for pair in found["pairs"]]
     assert links == aligner.align(WORDS)
     for pair, (src, tgt) in zip(found["pairs"], WORDS, strict=True):
         assert (pair["src"], pair["tgt"]) == (src, tgt)
         assert np.shape(pair["matrix"]) == ((len(src), len(tgt)) if src else (0,))
-        for link in pair["links"]:
-            assert 0 <= link["score"] <= 1
-            assert pair["matrix"][link["src"]][link["tgt"]] >= found["threshold"] - 1e-4
+        assert all(found["threshold"] - 1e-4 <= link["score"] <= 1 for link in pair["links"])
+    scores = [link["score"] for pair in found["pairs"] for link in pair["links"]]
+    np.testing.assert_allclose(scores, aligner.align_block(WORDS).links.scores, atol=1e-4)
 
 
 def test_a_pair_longer_than_the_model_has_a_whole_matrix(call: CallServer) -> None:

@@ -16,6 +16,7 @@ from calque.models.encoder import Encoder
 from calque.word_alignment import build
 from calque.word_alignment.build import AlignerOptions, build_aligner, build_sweep, choose_library
 from calque.word_alignment.file_job import align_file
+from calque.word_alignment.neural import METHODS
 from calque.word_alignment.protocol import AlignWarning, WordPair
 
 PAIRS: list[WordPair] = [(["Guten", "Morgen"], ["Good", "morning"]), ([], ["empty"])]
@@ -81,7 +82,7 @@ def test_options_that_cannot_be_combined(options: dict[str, Any], problem: str) 
 
 def test_a_sweep_tries_all_methods_and_layers(tiny_folder: Path) -> None:
     _, choices = build_sweep(AlignerOptions(model=str(tiny_folder), device="cpu"))
-    assert {choice.method for choice in choices} == {"ot", "itermax", "argmax", "match"}
+    assert {choice.method for choice in choices} == set(METHODS)
     assert {choice.layer for choice in choices} == {0, 1, 2, 3, 4}
     options = AlignerOptions(model=str(tiny_folder), method="ot", layer=-1, device="cpu")
     _, choices = build_sweep(options)

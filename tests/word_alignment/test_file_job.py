@@ -29,7 +29,7 @@ from calque.word_alignment.file_job import (
     read_pairs,
     write_links,
 )
-from calque.word_alignment.neural import AlignSettings, WordAligner
+from calque.word_alignment.neural import METHODS, AlignSettings, WordAligner
 from calque.word_alignment.protocol import AlignReport
 from calque.word_alignment.scoring import LinkCounts
 
@@ -171,6 +171,16 @@ def test_an_invalid_line_leaves_no_output(text: Path) -> None:
     assert Path("bad").read_text().startswith("3001\t")
 
 
+def test_links_below_the_threshold_are_not_written(text: Path, tiny_encoder: Encoder) -> None:
+    options: dict[str, Any] = {"model": tiny_encoder, "method": "argmax", "scores": True}
+    calque.align_file(GOLD / "en-fr.text", output="all", **options)
+    calque.align_file(GOLD / "en-fr.text", output="likely", **options, threshold=0.5)
+    links = [line.split() for line in Path("all").read_text().splitlines()]
+    likely = [[link for link in line if float(link.split(":")[1]) >= 0.5] for line in links]
+    assert [line.split() for line in Path("likely").read_text().splitlines()] == likely
+    assert 0 < sum(map(len, likely)) < sum(map(len, links))
+
+
 def test_a_loaded_model_two_files_and_a_sweep(text: Path, tiny_encoder: Encoder) -> None:
     lines = [line.split(" ||| ") for line in (GOLD / "en-fr.text").read_text().splitlines()]
     for side, name in enumerate(("src", "tgt")):
@@ -187,7 +197,7 @@ def test_a_loaded_model_two_files_and_a_sweep(text: Path, tiny_encoder: Encoder)
     scored = align_file("src", "tgt", model=tiny_encoder, method="argmax", layer=2, gold=gold)
     sweep = align_file("src", "tgt", model=tiny_encoder, gold=gold, sweep=True).sweep
     assert sweep is not None
-    assert {choice.method for choice in sweep.counts} == {"ot", "itermax", "argmax", "match"}
+    assert {choice.method for choice in sweep.counts} == set(METHODS)
     assert sweep.counts[AlignSettings(method="argmax", layer=2)] == scored.gold
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,7 @@ from calque.tokens.words import WordEncoder
 from calque.types import Links
 from calque.word_alignment.counts import LinkLexicon
 from calque.word_alignment.hybrid import (
+    CALIBRATIONS,
     HybridAligner,
     HybridWeights,
     StatisticalEvidence,
@@ -91,7 +95,7 @@ def test_links_with_a_large_weight_decide(
     tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
 ) -> None:
     hybrid = HybridAligner(
-        build_hybrid_words(tiny_encoder, method="match"),
+        build_hybrid_words(tiny_encoder, "fast-align", method="match"),
         statistical,
         is_training_text=True,
         weights=HybridWeights(links=1e4, lexicon=0.0),
@@ -108,15 +112,35 @@ def test_without_evidence_the_links_are_those_of_the_encoder(
     tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
 ) -> None:
     weights = HybridWeights(lexicon=0.0, links=0.0)
-    hybrid = HybridAligner(build_hybrid_words(tiny_encoder), statistical, weights=weights)
+    hybrid = HybridAligner(
+        build_hybrid_words(tiny_encoder, "fast-align"), statistical, weights=weights
+    )
     alone = WordAligner(tiny_encoder, method="argmax").align(bitext[:20])
     assert hybrid.align(bitext[:20]) == alone
+
+
+@pytest.mark.parametrize("kind", CALIBRATIONS)
+def test_scores_are_calibrated_for_the_statistical_aligner(
+    tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair], kind: Any
+) -> None:
+    statistical = replace(statistical, kind=kind)
+    words = build_hybrid_words(tiny_encoder, kind, method="probability", threshold=0.2)
+    found = HybridAligner(words, statistical, is_training_text=True).align_block(bitext[:20]).links
+    words.settings = replace(words.settings, calibration=None, threshold=0.0)
+    raw = HybridAligner(words, statistical, is_training_text=True).align_block(bitext[:20]).links
+    calibration = CALIBRATIONS[kind]
+    log_odds = np.log(raw.scores / (1 - raw.scores).clip(min=1e-6))
+    expected = 1 / (1 + np.exp(-(calibration.slope * log_odds + calibration.intercept)))
+    np.testing.assert_allclose(found.scores, expected[expected >= 0.2], rtol=1e-3)
+    assert 20 < len(found.scores) < len(raw.scores)
 
 
 def test_blocks_of_the_training_text_do_not_matter(
     tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
 ) -> None:
-    hybrid = HybridAligner(build_hybrid_words(tiny_encoder), statistical, is_training_text=True)
+    hybrid = HybridAligner(
+        build_hybrid_words(tiny_encoder, "fast-align"), statistical, is_training_text=True
+    )
     whole = hybrid.align_block(bitext[:40]).links.to_lists()
     assert hybrid.align_block(bitext[25:40], 25).links.to_lists() == whole[25:40]
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import calque
+from calque.algorithms.calibration import Calibration
 from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.tokens.words import WordEncoder
@@ -208,6 +209,11 @@ def link(method: Method, cosines: np.ndarray, **options: Any) -> set[tuple[int, 
     return {(i, j) for _, i, j in links.nonzero().tolist()}
 
 
+def score_by_hand(cosines: np.ndarray) -> np.ndarray:
+    kernel = np.exp(20 * cosines)
+    return np.sqrt(kernel / kernel.sum(axis=0) * kernel / kernel.sum(axis=1, keepdims=True))
+
+
 def draw_cosines() -> list[np.ndarray]:
     generator = np.random.default_rng(3)
     return [generator.uniform(-0.2, 0.9, size=generator.integers(3, 8, size=2)) for _ in range(60)]
@@ -243,8 +249,18 @@ def test_other_methods_by_hand() -> None:
         assert link("itermax", cosines) == itermax_by_hand((1 + cosines) / 2)
         rows, columns = linear_sum_assignment(cosines, maximize=True)
         assert link("match", cosines) == set(zip(rows.tolist(), columns.tolist(), strict=True))
-        above = {(i, j) for i, j in mutual_by_hand(cosines) if cosines[i, j] >= 0.6}
+        scores = score_by_hand(cosines)
+        above = {(i, j) for i, j in mutual_by_hand(cosines) if scores[i, j] >= 0.6}
         assert link("argmax", cosines, threshold=0.6) == above
+        # σ(2 · log-odds + 1) ≥ 0.6, and from the threshold of the calibration on.
+        odds = (scores / (1 - scores)) ** 2 * np.e
+        likely = {(i, j) for i, j in np.ndindex(odds.shape) if odds[i, j] >= 1.5}
+        calibration = Calibration(slope=2.0, intercept=1.0, threshold=0.9)
+        options: dict[str, Any] = {"calibration": calibration}
+        assert link("probability", cosines, **options, threshold=0.6) == likely
+        likely = {(i, j) for i, j in likely if odds[i, j] >= 9}
+        assert link("probability", cosines, **options) == likely
+        assert link("argmax", cosines, **options) == mutual_by_hand(cosines)
 
 
 @pytest.mark.parametrize("first", ["columns", "rows"])
@@ -280,6 +296,37 @@ def test_the_sharpness_belongs_to_the_similarity(tiny_encoder: Encoder) -> None:
         assert AlignSettings.of(tiny_encoder, similarity="dot", sharpness=3.0).sharpness == 3.0
     with pytest.raises(InputError, match="the sharpness is 0"):
         AlignSettings.of(tiny_encoder, sharpness=0.0)
+
+
+def test_a_stored_calibration_is_used_with_the_settings_it_was_fitted_for(
+    tiny_encoder: Encoder,
+) -> None:
+    calibration = {"slope": 0.5, "intercept": 1.0, "threshold": 0.3}
+    alignment = {"method": "probability", "layer": 3, "calibration": calibration}
+    with mock.patch.object(tiny_encoder.config, "calque", {"alignment": alignment}, create=True):
+        stored = AlignSettings.of(tiny_encoder)
+        assert stored.calibration == Calibration(**calibration)
+        assert (stored.method, stored.min_score) == ("probability", 0.3)
+        assert AlignSettings.of(tiny_encoder, layer=-2) == stored
+        assert AlignSettings.of(tiny_encoder, threshold=0.0).min_score == 0
+        same = AlignSettings.of(tiny_encoder, method="argmax")
+        assert (same.calibration, same.min_score) == (stored.calibration, 0)
+        others: list[dict[str, Any]] = [
+            {"layer": 2},
+            {"encode": "joint"},
+            {"sharpness": 7.0},
+            {"similarity": "dot"},
+            {"unit": "subwords"},
+        ]
+        for other in others:
+            found = AlignSettings.of(tiny_encoder, **other)
+            assert (found.method, found.calibration) == ("argmax", None)
+            with pytest.raises(InputError, match="not calibrated for these settings"):
+                AlignSettings.of(tiny_encoder, method="probability", **other)
+    with pytest.raises(InputError, match="not calibrated for these settings"):
+        WordAligner(tiny_encoder, method="probability")
+    with pytest.raises(InputError, match=r"the threshold is 1\.5"):
+        WordAligner(tiny_encoder, threshold=1.5)
 
 
 @pytest.mark.parametrize("encode", ["joint", "separate"])

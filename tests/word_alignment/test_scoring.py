@@ -21,6 +21,7 @@ from calque.word_alignment.scoring import (
     count_links,
     count_links_by_pair,
     find_best_layer,
+    judge_links,
 )
 
 Triple = tuple[int, int, int]
@@ -53,8 +54,11 @@ def test_counts_match_plain_sets(found: set[Triple], sure: set[Triple], more: se
     want = LinkCounts(len(found), len(sure), len(found & sure), len(found & possible))
     # Whether the sure links are listed among the possible ones or not, they are possible.
     for others in (possible, more):
-        groups = (links_of(rows, 4) for rows in (found, sure, others))
-        assert count_links(*groups) == want
+        links, *gold = (links_of(rows, 4) for rows in (found, sure, others))
+        assert count_links(links, *gold) == want
+        is_sure, is_possible = judge_links(links, GoldLinks(*gold, "gold"))
+        assert is_sure.tolist() == [link in sure for link in sorted(found)]
+        assert is_possible.tolist() == [link in possible for link in sorted(found)]
     assert 0 <= want.aer <= 1
     assert sum((count_part(found, sure, possible, k) for k in range(4)), LinkCounts()) == want
     if not more - sure:  # without possible links the error rate is 1 − F1

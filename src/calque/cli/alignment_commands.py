@@ -69,7 +69,12 @@ def align(
         ),
     ] = "pharaoh",
     scores: Annotated[
-        bool, typer.Option("--scores", help="Write scores: i-j:0.9300. jsonl always has them.")
+        bool,
+        typer.Option(
+            "--scores",
+            help="Write scores: i-j:0.9300. They are probabilities if the model is calibrated. "
+            "jsonl always has them.",
+        ),
     ] = False,
     tokenize: Annotated[
         str | None,
@@ -106,8 +111,19 @@ def align(
     ] = None,
     store: Annotated[
         bool,
-        typer.Option("--store", help="Store the best of --sweep in the config.json of --model."),
+        typer.Option(
+            "--store",
+            help="Store the best of --sweep and its calibration in the config.json of --model.",
+        ),
     ] = False,
+    reliability: Annotated[
+        Path | None,
+        typer.Option(
+            "--reliability",
+            metavar="FILE",
+            help="Compare the scores of links with --gold, and draw it (.png, .svg or .pdf).",
+        ),
+    ] = None,
     aligner: Annotated[
         str | None,
         typer.Option(
@@ -174,7 +190,18 @@ def align(
         typer.Option(
             "--method",
             metavar="NAME",
-            help="ot, itermax, argmax or match. Default: the model's best method.",
+            help="ot, itermax, argmax, match or probability. Default: the model's best method.",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--threshold",
+            min=0,
+            max=1,
+            metavar="P",
+            help="Write only links with at least this probability: higher is more precise. "
+            "Default: with --method probability the model's best, otherwise 0.",
         ),
     ] = None,
     layer: LayerOption = None,
@@ -245,6 +272,8 @@ def align(
     calque align test.text --gold test.gold    precision, recall, F1 and AER
     calque align dev.text --gold dev.gold --sweep          ... by layer, method and sharpness
     calque align dev.text --gold dev.gold --sweep --dev-every 5 --model DIR --store
+    calque align de-en.txt --method probability --threshold 0.8       fewer links, more precise
+    calque align test.text --gold test.gold --reliability plot.png    how reliable scores are
     calque align test.text --bitext train.txt              hybrid: the best with a bitext
     calque align de-en.text --bitext en-de.tsv.xz --tokenize-bitext de-en --reverse-bitext
     calque align bitext.tsv --aligner eflomal --save m     ... then hybrid with --load m
@@ -257,6 +286,8 @@ def align(
     from calque.word_alignment.file_job import align_file
 
     started = time.perf_counter()
+    if reliability is not None:
+        _check_reliability(reliability, has_gold=gold is not None, sweep=sweep, aligner=aligner)
     is_stdout = (output is None and gold is None) or str(output) == "-"
     with progress_bar() if sys.stderr.isatty() else nullcontext() as progress:
         result = align_file(
@@ -272,6 +303,7 @@ def align(
             similarity=similarity,
             unit=unit,
             scale_first=scale_first,
+            threshold=threshold,
             languages=languages,
             maps=maps,
             tokenize=tokenize,
@@ -301,7 +333,7 @@ def align(
     if not result.is_main:
         return
     if result.gold is not None or result.sweep is not None:
-        _print_scores(result, to_stderr=is_stdout and not sweep)
+        _print_scores(result, reliability, to_stderr=is_stdout and not sweep)
     if result.sweep is not None:
         if store:
             print(f"{model}/config.json: best settings stored", file=sys.stderr)
@@ -315,18 +347,46 @@ def align(
     print_summary(place, _summarize(result), started)
 
 
-def _print_scores(result: AlignResult, *, to_stderr: bool) -> None:
-    """Print the scores against gold links; to standard error if links are on standard output."""
+def _check_reliability(path: Path, *, has_gold: bool, sweep: bool, aligner: str | None) -> None:
+    """Raise InputError if there would be nothing to draw, or it could not be written."""
+    from calque.errors import InputError
+    from calque.report.plots import check_plot
+    from calque.word_alignment.build import STATISTICAL
+
+    if not has_gold or sweep:
+        problem = "--reliability compares links with gold links"
+        raise InputError(problem, fix="pass --gold, and drop --sweep")
+    if aligner in STATISTICAL:
+        problem = f"the links of {aligner} have no scores"
+        raise InputError(problem, fix="drop --reliability, or choose --aligner neural or hybrid")
+    check_plot(path)
+
+
+def _print_scores(result: AlignResult, plot: Path | None, *, to_stderr: bool) -> None:
+    """Print the scores against gold links; to standard error if links are on standard output.
+
+    Draw how reliable the scores of the links are if there is a file for the plot.
+    """
     from rich.console import Console
 
-    from calque.cli.alignment_tables import tabulate_choice, tabulate_counts, tabulate_sweep
+    from calque.cli.alignment_tables import (
+        tabulate_choice,
+        tabulate_counts,
+        tabulate_reliability,
+        tabulate_sweep,
+    )
 
     if result.sweep is not None:
         Console().print(tabulate_sweep(result.sweep))
         Console().print(tabulate_choice(result.sweep))
     elif result.gold is not None:
-        table = tabulate_counts(result.gold, result.aligner, result.n_pairs)
-        Console(stderr=to_stderr).print(table)
+        console = Console(stderr=to_stderr)
+        console.print(tabulate_counts(result.gold, result.aligner, result.n_pairs))
+        if plot is not None and result.reliability is not None:
+            from calque.report.plots import plot_reliability, save_plot
+
+            console.print(tabulate_reliability(result.reliability))
+            save_plot(plot_reliability({result.aligner: result.reliability}), plot)
 
 
 def _summarize(result: AlignResult) -> list[str]:

@@ -11,6 +11,7 @@ from rich.text import Text
 from calque.errors import printable
 
 if TYPE_CHECKING:
+    from calque.types import Reliability
     from calque.word_alignment.linked_bitext import LinkReport
     from calque.word_alignment.protocol import WordPair
     from calque.word_alignment.scoring import LinkCounts
@@ -46,7 +47,7 @@ def tabulate_sweep(sweep: Sweep) -> Table:
             f"[bold]{cell}[/]" if choice == sweep.best else cell
         )
     for title in columns:
-        table.add_column(title, justify="right")
+        table.add_column(title.replace("probability", "proba-\nbility"), justify="right")
     for layer in dict.fromkeys(choice.layer for choice in sweep.counts):
         table.add_row(str(layer), *(by_layer[layer] for by_layer in columns.values()))
     return table
@@ -58,6 +59,8 @@ def tabulate_choice(sweep: Sweep) -> Table:
     name = f"{best.method} layer {best.layer}"
     if best.method == "ot":
         name += f" sharpness {best.sharpness:g}"
+    if best.method == "probability":
+        name += f" threshold {best.min_score:g}"
     table = Table(title=f"best: {name} (%)")
     table.add_column("pairs")
     for title in SCORES.values():
@@ -67,6 +70,21 @@ def tabulate_choice(sweep: Sweep) -> Table:
         parts.append((f"{sweep.n_test_pairs:,} others", sweep.test))
     for label, counts in parts:
         table.add_row(label, *(f"{100 * getattr(counts, metric):.2f}" for metric in SCORES))
+    return table
+
+
+def tabulate_reliability(found: Reliability) -> Table:
+    """Return a table of the links by probability, with the expected calibration error."""
+    title = f"{found.n_items.sum():,} links: expected calibration error {100 * found.error:.2f} %"
+    table = Table(title=title)
+    for name in ("score (%)", "links", "mean score (%)", "sure in the gold links (%)"):
+        table.add_column(name, justify="right")
+    rows = zip(found.n_items.tolist(), found.probability, found.right, strict=True)
+    width = 100 / len(found.n_items)
+    for number, (n_links, probability, right) in enumerate(rows):
+        if n_links:
+            bounds = f"{number * width:.0f}–{(number + 1) * width:.0f}"
+            table.add_row(bounds, f"{n_links:,}", f"{100 * probability:.1f}", f"{100 * right:.1f}")
     return table
 
 

@@ -132,7 +132,8 @@ def check_settings(config: Any, n_layers: int) -> None:
         ),
         "layer": lambda layer: layer is None or is_layer(layer),
         "sharpness": _is_number,
-        "threshold": _is_number,
+        "threshold": lambda value: value is None or _is_number(value),
+        "calibration": lambda value: value is None or _is_calibration(value),
         "n_iterations": lambda number: _is_whole(number) and 1 <= number <= 1 << 10,
         **dict.fromkeys(("method", "encode", "positions"), lambda name: isinstance(name, str)),
     }
@@ -192,6 +193,11 @@ def _is_whole(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _is_calibration(value: object) -> bool:
+    names = {"slope", "intercept", "threshold"}
+    return isinstance(value, dict) and set(value) == names and all(map(_is_number, value.values()))
 
 
 def _is_list(value: object, kind: type) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 
 from calque.errors import InputError, MissingExtra, printable
 from calque.io.files import check_output_file, write_atomically
-from calque.types import PairAttention
+from calque.types import PairAttention, Reliability
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -250,6 +250,43 @@ def plot_seeds(
     panel.set_xlim(-0.5, len(scores) - 0.5)
     panel.set_ylabel(label)
     panel.grid(axis="y", alpha=0.3)
+    return figure
+
+
+def plot_reliability(curves: Mapping[str, Reliability]) -> Figure:
+    """Draw the share of right links by their score, and below it the number of links.
+
+    Scores that are reliable probabilities lie on the dotted diagonal.
+
+    Args:
+        curves: Name → scores compared with gold links.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import StrMethodFormatter
+
+    width, height = PANEL_INCHES
+    figure = Figure(figsize=(1.4 * width, 1.8 * height), layout="constrained")
+    panel, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    panel.plot([0, 100], [0, 100], ":", color="gray")
+    lines = {}
+    for number, (name, found) in enumerate(curves.items()):
+        color, marker = _style(number)
+        filled = found.n_items > 0
+        right, probability = 100 * found.right[filled], 100 * found.probability[filled]
+        label = f"{name}, calibration error {100 * found.error:.1f} %"
+        (lines[label],) = panel.plot(probability, right, color=color, marker=marker, label=label)
+        edges = np.linspace(0, 100, len(found.n_items) + 1)
+        below.stairs(found.n_items, edges, color=color, fill=len(curves) == 1)
+    panel.set_ylabel("sure in the gold links (%)")
+    panel.set_ylim(-2, 102)
+    panel.grid(alpha=0.3)
+    below.set_yscale("log")
+    below.set_ylim(bottom=0.8)
+    below.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    below.set_ylabel("links")
+    below.set_xlabel("score (%)")
+    below.grid(alpha=0.3)
+    _add_legend(figure, lines, most=1)
     return figure
 
 

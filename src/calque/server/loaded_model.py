@@ -114,6 +114,12 @@ class LoadedModel:
         return _layer(self.settings)
 
     @property
+    def probability_threshold(self) -> float | None:
+        """Threshold of the method "probability"; None if scores are not calibrated."""
+        calibration = self.settings.calibration
+        return None if calibration is None else calibration.threshold
+
+    @property
     def n_heads(self) -> int:
         """Number of attention heads of a layer."""
         return int(self.model.config.num_attention_heads)

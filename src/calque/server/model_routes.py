@@ -82,7 +82,8 @@ def add_model_routes(app: FastAPI, data: ServedData) -> None:
             model=loaded.name,
             layer=loaded.model.choose_layer("words", settings.layer),
             method=settings.method,
-            threshold=settings.threshold,
+            threshold=settings.min_score,
+            calibrated=settings.calibration is not None,
             pairs=[
                 _format_pair(src, tgt, found)
                 for (src, tgt), found in zip(pairs, aligned, strict=True)

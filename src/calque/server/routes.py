@@ -19,7 +19,7 @@ from calque.server.page_files import INDEX, find_page_file
 from calque.server.schemas import ErrorReply, HealthReply, ServedModel
 from calque.server.served_data import ServedData
 
-METHODS = ("ot", "itermax", "argmax", "match")
+METHODS = ("ot", "itermax", "argmax", "match", "probability")
 
 
 def build_server(data: ServedData, limits: RequestLimits | None = None) -> RequestGuard:
@@ -110,7 +110,8 @@ def _add_health(app: FastAPI, data: ServedData) -> None:
                     n_heads=loaded.n_heads,
                     default_layer=loaded.layer,
                     default_method=loaded.settings.method,
-                    default_threshold=loaded.settings.threshold,
+                    default_threshold=loaded.settings.min_score,
+                    probability_threshold=loaded.probability_threshold,
                     map_languages=loaded.map_languages,
                 )
                 for loaded in data.models.values()

@@ -43,6 +43,9 @@ class ServedModel(BaseModel):
     default_layer: int = Field(description="Layer of /align.")
     default_method: str
     default_threshold: float
+    probability_threshold: float | None = Field(
+        description="Threshold of the method probability; null if the model is not calibrated."
+    )
     map_languages: list[str] = Field(description="Languages that /embed can map.")
 
 
@@ -71,8 +74,8 @@ class AlignRequest(_Request):
 
     pairs: Annotated[list[TextPair], Field(min_length=1, max_length=MAX_TEXTS)]
     layer: int | None = Field(None, description="Layer; default: the model's best.")
-    method: Literal["ot", "itermax", "argmax", "match"] | None = None
-    threshold: float | None = Field(None, ge=-1, le=1, description="Minimum cosine of a link.")
+    method: Literal["ot", "itermax", "argmax", "match", "probability"] | None = None
+    threshold: float | None = Field(None, ge=0, le=1, description="Minimum score of a link.")
     sharpness: float | None = Field(
         None, gt=0, le=1000, description="Factor of the cosines in optimal transport."
     )
@@ -82,7 +85,10 @@ class AlignRequest(_Request):
 
 
 class WordLink(BaseModel):
-    """A link between two words, counted from 0, and its score from 0 to 1."""
+    """A link between two words, counted from 0, and its score from 0 to 1.
+
+    The score is a probability if the reply says `calibrated`.
+    """
 
     src: int
     tgt: int
@@ -105,6 +111,7 @@ class AlignReply(BaseModel):
     layer: int
     method: str
     threshold: float
+    calibrated: bool = Field(description="Whether scores are probabilities.")
     pairs: list[PairLinks]
 
 

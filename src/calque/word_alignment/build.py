@@ -6,7 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 STATISTICAL = ("eflomal", "fast-align")
 ALIGNERS = ("neural", *STATISTICAL, "hybrid")
-METHODS = ("ot", "itermax", "argmax", "match")
+METHODS = ("ot", "itermax", "argmax", "match", "probability")
 ENCODINGS = ("joint", "separate")
 SIMILARITIES, UNITS, SCALE_FIRST = ("cosine", "dot"), ("words", "subwords"), ("columns", "rows")
 # Pairs per block. A GPU needs more pairs to fill its batches, and repeats a lost block faster.
@@ -50,6 +50,7 @@ class AlignerOptions:
     similarity: str | None = None
     unit: str | None = None
     scale_first: str | None = None
+    threshold: float | None = None
     batch_tokens: int | None = None
     device: str = "auto"
     bitext: tuple[str, ...] = ()
@@ -91,6 +92,11 @@ class AlignerOptions:
             ),
             (statistical and self.adapt, "--adapt", "choose --aligner hybrid or neural"),
             (statistical and self.method, "--method", "choose --aligner hybrid or neural"),
+            (
+                statistical and self.threshold is not None,
+                "--threshold",
+                "choose --aligner hybrid or neural, whose links have scores",
+            ),
             # The weights of the hybrid are tuned for averaged words and one sharpness.
             (self.sharpness and not neural, "--sharpness", "choose --aligner neural"),
             (self.similarity and not neural, "--similarity", "choose --aligner neural"),
@@ -140,6 +146,7 @@ class AlignerOptions:
             similarity=cast(Any, self.similarity),
             unit=cast(Any, self.unit),
             scale_first=cast(Any, self.scale_first),
+            threshold=self.threshold,
             languages=self.languages,
             batch_tokens=self.batch_tokens,
         )
@@ -172,6 +179,7 @@ class BuiltAligner:
             "similarity": options.similarity,
             "unit": options.unit,
             "scale_first": options.scale_first,
+            "threshold": options.threshold,
             "batch_tokens": options.batch_tokens,
             "symmetrize": options.symmetrize,
         }
@@ -222,9 +230,11 @@ def build_aligner(
 
         words = build_hybrid_words(
             encoder,
+            statistical.kind,
             method=cast(Any, options.method),
             layer=options.layer,
             encode=cast(Any, options.encode),
+            threshold=options.threshold,
             batch_tokens=options.batch_tokens,
         )
         aligner = HybridAligner(words, statistical, is_training_text=options.load is None)
@@ -244,7 +254,8 @@ def build_sweep(options: AlignerOptions) -> tuple[WordAligner, list[AlignSetting
     """Build an aligner, and list the settings to try: those of the options, otherwise all."""
     from calque.word_alignment.sweep import list_choices
 
-    aligner = options.build_neural(options.load_encoder())
+    # The method probability needs a calibration, which the sweep has yet to find.
+    aligner = replace(options, method=None).build_neural(options.load_encoder())
     layers = [aligner.layer] if options.layer is not None else range(aligner.encoder.n_layers + 1)
     method = cast(Any, options.method)
     return aligner, list_choices(aligner.settings, list(layers), method, options.sharpness)

@@ -15,6 +15,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast, get_args
 
+import numpy as np
+
+from calque.algorithms.calibration import bin_reliability
 from calque.errors import InputError, check_choice
 from calque.io.bitext import BitextFormat, BitextPaths, parse_language_pair, read_bitext
 from calque.io.files import (
@@ -37,11 +40,11 @@ from calque.io.resumable import (
 )
 from calque.io.segmentation import SPACED_WORD, get_word_splitter
 from calque.io.shards import Shard, join_shard_group
-from calque.types import SentencePair
+from calque.types import Reliability, SentencePair
 from calque.word_alignment import build
 from calque.word_alignment.build import AlignerOptions, BuiltAligner
 from calque.word_alignment.protocol import AlignedBlock, Aligner, AlignReport, WordPair
-from calque.word_alignment.scoring import LinkCounts, check_gold, count_links
+from calque.word_alignment.scoring import LinkCounts, check_gold, count_links, judge_links
 
 if TYPE_CHECKING:
     from calque.models.encoder import Encoder
@@ -63,9 +66,9 @@ class AlignResult:
     """What `align_file` did.
 
     The counts are those of `AlignReport`; `n_skipped` lines were invalid, and `n_resumed` pairs
-    had been aligned before an interruption. `gold` compares the links with gold links, and `sweep`
-    does so by layer, method and sharpness. In the processes of torchrun other than the first
-    `is_main` is false and all counts are 0.
+    had been aligned before an interruption. `gold` compares the links with gold links,
+    `reliability` does so by their scores, and `sweep` by layer, method and sharpness. In the
+    processes of torchrun other than the first `is_main` is false and all counts are 0.
     """
 
     output: Path | None
@@ -74,6 +77,7 @@ class AlignResult:
     n_skipped: int = 0
     n_resumed: int = 0
     gold: LinkCounts | None = None
+    reliability: Reliability | None = None
     sweep: Sweep | None = None
     n_training_pairs: int = 0
     adapted_model: Path | None = None
@@ -104,6 +108,7 @@ def align_file(
     similarity: str | None = None,
     unit: str | None = None,
     scale_first: str | None = None,
+    threshold: float | None = None,
     languages: LanguagePair | None = None,
     maps: PathLike | None = None,
     tokenize: LanguagePair | None = None,
@@ -145,7 +150,7 @@ def align_file(
         aligner: "neural", "hybrid", "eflomal" or "fast-align", or any object with the method
             `align_block`. Default: hybrid with `bitext` or `load`, neural otherwise.
         model: Model folder, hub name, `calque-mini` or a loaded model. Default: calque-mini.
-        method: "ot", "itermax", "argmax" or "match". Default: stored with the model.
+        method: "ot", "itermax", "argmax", "match" or "probability". Default: stored with the model.
         layer: Layer of the encoder; 0 is the embedding layer, -1 the last. Default: stored with
             the model.
         encode: "joint" (both sides in one sequence) or "separate". Default: stored with the model.
@@ -156,15 +161,20 @@ def align_file(
             their subwords are, as in XLM-Align). Default: stored with the model.
         scale_first: "columns", or "rows" as in XLM-Align, for optimal transport. Default: stored
             with the model.
+        threshold: Write only links with at least this score, which is a probability if the model
+            is calibrated (see `sweep` and `store`). Default: for the method "probability" the
+            threshold stored with the model, and 0 for others.
         languages: Languages whose linear maps are applied, such as "de-en".
         maps: Folder with the linear maps. Default: the model folder.
         tokenize: Languages such as "de-en" if the text is not yet split into words at spaces.
         input_format: "auto", "pipes" (source ||| target) or "tsv".
         format: "pharaoh" (i-j), "jsonl" (words, links and scores) or "words" (word-word).
         scores: Write the score of every link; jsonl always has them.
-        gold: File with gold links (i-j sure, ipj possible); fills `AlignResult.gold`.
+        gold: File with gold links (i-j sure, ipj possible); fills `AlignResult.gold` and
+            `AlignResult.reliability`.
         gold_from_one: The words in `gold` are counted from 1 instead of 0.
-        sweep: Instead of writing links, score every layer, method and sharpness against `gold`.
+        sweep: Instead of writing links, score every layer, method and sharpness against `gold`,
+            and calibrate the scores of the best settings.
         dev_every: With `sweep`, choose on every Nth pair and score the choice on the others.
         store: With `sweep`, store the best settings in the config.json of the model folder.
         bitext: More sentence pairs to train on, besides the file itself.
@@ -195,6 +205,7 @@ def align_file(
         similarity=similarity,
         unit=unit,
         scale_first=scale_first,
+        threshold=threshold,
         batch_tokens=batch_tokens,
         device=device,
         bitext=tuple(os.fspath(path) for path in more),
@@ -291,6 +302,7 @@ def align_file(
         n_skipped=n_skipped,
         n_resumed=n_resumed,
         gold=None if scorer is None else scorer.counts,
+        reliability=None if scorer is None else scorer.measure_reliability(),
         n_training_pairs=built.n_training_pairs,
         adapted_model=built.adapted_model,
         is_main=shard.is_main,
@@ -475,6 +487,8 @@ class _GoldScorer:
 
     def __init__(self, gold: GoldLinks, text: str) -> None:
         self.gold, self.text, self.counts = gold, text, LinkCounts()
+        self._scores = [np.zeros(0, dtype=np.float32)]
+        self._is_right = [np.zeros(0, dtype=bool)]
 
     def check_lines(self, n_read: int, rest: Iterator[SentencePair]) -> None:
         """Raise InputError if more pairs were read than there are lines of gold links."""
@@ -486,6 +500,17 @@ class _GoldScorer:
         self.gold.check_words(words, first)
         known = self.gold.select(first, first + len(words))
         self.counts += count_links(aligned.links, known.sure, known.possible)
+        is_sure, is_possible = judge_links(aligned.links, known)
+        is_clear = is_sure | ~is_possible
+        self._scores.append(aligned.links.scores[is_clear])
+        self._is_right.append(is_sure[is_clear])
+
+    def measure_reliability(self) -> Reliability:
+        """Compare the scores of links with the share of sure gold links.
+
+        Links that are only possible are neither right nor wrong, and are left out.
+        """
+        return bin_reliability(np.concatenate(self._scores), np.concatenate(self._is_right))
 
 
 def _check_sweep(
@@ -504,6 +529,9 @@ def _check_sweep(
         raise InputError("--sweep needs gold links", fix="pass them with --gold")
     if writes or job.resume or job.skip_bad is not None:
         raise InputError("--sweep writes no files", fix="drop -o, --resume and --skip-bad")
+    if options.threshold is not None:
+        problem = "--sweep chooses the threshold of the probabilities itself"
+        raise InputError(problem, fix="drop --threshold")
     if dev_every is not None and dev_every < 2:
         problem = f"--dev-every {dev_every} leaves no pairs for the test"
         raise InputError(problem, fix="pass 2 or more")

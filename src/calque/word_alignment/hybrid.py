@@ -2,7 +2,7 @@
 
 The score of a word pair is the sum of three logarithms: the encoder's cosine, the translation
 probability in the statistical aligner's lexicon, and the statistical aligner's own links. Words
-that choose each other are linked.
+that choose each other are linked, or those with a sufficient probability.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from calque.algorithms.calibration import Calibration
 from calque.tokens.ragged import ranges
 from calque.types import Links
 from calque.word_alignment.counts import LinkLexicon, pad_rows
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from calque.models.encoder import Encoder
     from calque.word_alignment.pair_windows import PairWindows, WindowSide
-    from calque.word_alignment.statistical import StatisticalAligner
+    from calque.word_alignment.statistical import StatisticalAligner, StatisticalKind
 
     IntArray = npt.NDArray[np.int64]
     FloatArray = npt.NDArray[np.float32]
@@ -53,6 +54,12 @@ class HybridWeights:
 
 # fast_align's links are less reliable.
 WEIGHTS = {"eflomal": HybridWeights(), "fast-align": HybridWeights(links=1.0)}
+# Fitted with calque-mini on development pairs of six language pairs, by
+# benchmarks/hybrid_calibration.py.
+CALIBRATIONS = {
+    "eflomal": Calibration(slope=0.3395, intercept=-0.9364, threshold=0.31),
+    "fast-align": Calibration(slope=0.3857, intercept=-0.8277, threshold=0.3),
+}
 
 
 class HybridAligner:
@@ -81,7 +88,9 @@ class HybridAligner:
         is_training_text: bool = False,
         weights: HybridWeights | None = None,
     ) -> None:
-        self.words = words if isinstance(words, WordAligner) else build_hybrid_words(words)
+        self.words = (
+            words if isinstance(words, WordAligner) else build_hybrid_words(words, statistical.kind)
+        )
         self.statistical, self.is_training_text = statistical, is_training_text
         self.weights = weights or WEIGHTS[statistical.kind]
 
@@ -116,10 +125,12 @@ class HybridAligner:
 
 def build_hybrid_words(
     encoder: Encoder,
+    kind: StatisticalKind,
     *,
     method: Method | None = None,
     layer: int | None = None,
     encode: Encoding | None = None,
+    threshold: float | None = None,
     batch_tokens: int | None = None,
 ) -> WordAligner:
     """Build the encoder's part of a hybrid aligner; its default method is mutual argmax."""
@@ -129,6 +140,8 @@ def build_hybrid_words(
         layer=layer,
         encode=encode,
         sharpness=SHARPNESS,
+        calibration=CALIBRATIONS[kind],
+        threshold=threshold,
         similarity="cosine",
         unit="words",
         batch_tokens=batch_tokens,

@@ -1,8 +1,9 @@
 """Word links from the hidden states of a multilingual encoder.
 
 The states of one layer are averaged word by word and compared across the two sentences. Links are
-read from the similarities by optimal transport, mutual argmax, itermax or matching. XLM-Align links
-subwords instead, and words follow their subwords: see `AlignSettings`.
+read from the similarities by optimal transport, mutual argmax, itermax or matching, or from
+calibrated probabilities by a threshold. XLM-Align links subwords instead, and words follow their
+subwords: see `AlignSettings`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from calque.algorithms.calibration import Calibration
 from calque.algorithms.matching import itermax, max_weight_matching, mutual_argmax
 from calque.algorithms.transport import (
     MIN_PRODUCT,
@@ -48,12 +50,14 @@ if TYPE_CHECKING:
     IntArray = npt.NDArray[np.int64]
     SideMaps: TypeAlias = tuple[Tensor | None, Tensor | None]
 
-Method = Literal["ot", "itermax", "argmax", "match"]
+Method = Literal["ot", "itermax", "argmax", "match", "probability"]
 Encoding = Literal["joint", "separate"]
 Similarity = Literal["cosine", "dot"]
 Unit = Literal["words", "subwords"]
 METHODS, ENCODINGS = get_args(Method), get_args(Encoding)
 SIMILARITIES, UNITS = get_args(Similarity), get_args(Unit)
+# Settings that change the scores: with others than those stored, the stored calibration is wrong.
+SCORE_FIELDS = ("layer", "encode", "positions", "sharpness", "similarity", "unit")
 DEFAULT_SHARPNESS = {"cosine": 20.0, "dot": 1.0}
 BLOCK_PAIRS = 2048
 # exp(−200) is negligible beside the exponential of any cosine times the sharpness.
@@ -72,9 +76,11 @@ class Evidence(Protocol):
 class AlignSettings:
     """How links are made; a model may store its best settings as "alignment" in its configuration.
 
-    `sharpness` is s in the kernel of optimal transport and of the scores, exp(s · cos); a link
-    needs at least a similarity of `threshold`. `positions` says whether the positions of the second
-    sentence of a joint pair start again from 0, as they did when the model was trained.
+    `sharpness` is s in the kernel of optimal transport and of the scores, exp(s · cos). With a
+    `calibration`, scores are probabilities. A link needs at least a score of `threshold`: by
+    default, that of the calibration for the method "probability" and 0 for the others. `positions`
+    says whether the positions of the second sentence of a joint pair start again from 0, as they
+    did when the model was trained.
 
     XLM-Align's aligner is `similarity="dot"`, with the kernel max(ε, hᵀh)^s and s = 1/μ (Eq. 1 and
     5); `scale_first="rows"`, the order of Eq. 6; and `unit="subwords"`, where words are linked if
@@ -86,7 +92,8 @@ class AlignSettings:
     encode: Encoding = "separate"
     positions: Literal["reset", "continue"] = "continue"
     sharpness: float = 20.0
-    threshold: float = -1.0
+    calibration: Calibration | None = None
+    threshold: float | None = None
     n_iterations: int = 2
     similarity: Similarity = "cosine"
     unit: Unit = "words"
@@ -105,7 +112,18 @@ class AlignSettings:
         similarity = stored.get("similarity", "cosine")
         if given.get("similarity", similarity) != similarity:
             stored["sharpness"] = DEFAULT_SHARPNESS[given["similarity"]]
-        settings = cls(**(stored | given))
+        if stored.get("calibration") is not None:
+            stored["calibration"] = Calibration(**stored["calibration"])
+        settings, own = (
+            replace(each, layer=encoder.choose_layer("words", each.layer))
+            for each in (cls(**(stored | given)), cls(**stored))
+        )
+        if "calibration" not in given and any(
+            getattr(settings, name) != getattr(own, name) for name in SCORE_FIELDS
+        ):
+            settings = replace(settings, calibration=None)
+            if settings.method == "probability" and "method" not in given:
+                settings = replace(settings, method="argmax")
         check_choice("method", settings.method, METHODS)
         check_choice("encode", settings.encode, ENCODINGS)
         check_choice("positions", settings.positions, ("reset", "continue"))
@@ -115,7 +133,24 @@ class AlignSettings:
         if settings.sharpness <= 0:
             problem = f"the sharpness is {settings.sharpness:g}"
             raise InputError(problem, fix="pass a number greater than 0")
-        return replace(settings, layer=encoder.choose_layer("words", settings.layer))
+        if settings.threshold is not None and not 0 <= settings.threshold <= 1:
+            problem = f"the threshold is {settings.threshold:g}"
+            raise InputError(problem, fix="pass a probability from 0 to 1")
+        if settings.method == "probability" and settings.calibration is None:
+            raise InputError(
+                "the scores of the model are not calibrated for these settings",
+                fix="choose another method, or calibrate them with --sweep and --store",
+            )
+        return settings
+
+    @property
+    def min_score(self) -> float:
+        """Lowest score of a link."""
+        if self.threshold is not None:
+            return self.threshold
+        if self.method == "probability" and self.calibration is not None:
+            return self.calibration.threshold
+        return 0.0
 
 
 class WordAligner:
@@ -128,13 +163,16 @@ class WordAligner:
 
     Args:
         encoder: A loaded model.
-        method: "ot" (optimal transport), "itermax", "argmax" or "match". This and the following
-            options default to the settings stored with the model.
+        method: "ot" (optimal transport), "itermax", "argmax", "match" or "probability" (all word
+            pairs with at least the probability `threshold`). This and the following options
+            default to the settings stored with the model.
         layer: Layer of the encoder; 0 is the embedding layer, -1 the last.
         encode: "joint" (both sentences in one sequence) or "separate".
         sharpness: Factor of the cosines in optimal transport and in the scores; the exponent of
             dot products.
-        threshold: Minimum cosine (or dot product) of a link.
+        calibration: Turns scores into probabilities. The one that a model stores is valid for its
+            layer, encoding, sharpness, similarity and unit, and is not used with others.
+        threshold: Minimum score of a link.
         similarity: "cosine", or "dot" with XLM-Align's kernel max(ε, hᵀh)^sharpness.
         unit: "words" compares the means of subwords; "subwords" links subwords, and words if any
             of their subwords are linked, as XLM-Align does.
@@ -152,6 +190,7 @@ class WordAligner:
         layer: int | None = None,
         encode: Encoding | None = None,
         sharpness: float | None = None,
+        calibration: Calibration | None = None,
         threshold: float | None = None,
         similarity: Similarity | None = None,
         unit: Unit | None = None,
@@ -174,6 +213,7 @@ class WordAligner:
             layer=layer,
             encode=encode,
             sharpness=sharpness,
+            calibration=calibration,
             threshold=threshold,
             similarity=similarity,
             unit=unit,
@@ -221,7 +261,10 @@ class WordAligner:
     def align_layers(
         self, pairs: Sequence[WordPair], layers: Sequence[int], evidence: Evidence | None = None
     ) -> Mapping[int, AlignedBlock]:
-        """Align some pairs at several layers in one pass of the encoder."""
+        """Align some pairs at several layers in one pass of the encoder.
+
+        A calibration is used at all layers, so that its threshold is only nearly the best at most.
+        """
         numbers = [self.encoder.check_layer(layer) for layer in layers]
         settings = [replace(self.settings, layer=number) for number in numbers]
         return dict(zip(numbers, self.align_each(pairs, settings, evidence), strict=True))
@@ -337,8 +380,8 @@ def link_words(
     """Return links and their scores from similarities; evidence is added to the log kernel.
 
     A score from 0 to 1 is the geometric mean of two softmax probabilities, over the words of
-    either side. The method "ot" applies itermax to the transport plan of a few Sinkhorn
-    iterations between uniform masses of the words.
+    either side; with a calibration, it is a probability. The method "ot" applies itermax to the
+    transport plan of a few Sinkhorn iterations between uniform masses of the words.
     """
     if settings.similarity == "dot":
         log_kernel = product_log_kernel(similarity, valid, settings.sharpness)
@@ -350,6 +393,8 @@ def link_words(
         similarity = (log_kernel / settings.sharpness).clamp(min=-1.0)
     padded = log_kernel.clamp(min=MIN_LOG_SCORE)
     scores = ((padded.log_softmax(dim=1) + padded.log_softmax(dim=2)) / 2).exp()
+    if settings.calibration is not None:
+        scores = settings.calibration.apply(scores)
     if settings.method == "ot":
         src_mass, tgt_mass = (
             filled / filled.sum(dim=1, keepdim=True).clamp(min=1)
@@ -364,9 +409,11 @@ def link_words(
         links = itermax(positive.masked_fill(~valid, -torch.inf))
     elif settings.method == "argmax":
         links = mutual_argmax(log_kernel)
+    elif settings.method == "probability":
+        links = valid
     else:
         links = max_weight_matching(similarity.masked_fill(~valid, -torch.inf))
-    return links & (similarity >= settings.threshold), scores
+    return links & (scores >= settings.min_score), scores
 
 
 def _pool(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     IntArray = npt.NDArray[np.int64]
+    BoolArray = npt.NDArray[np.bool_]
 
 BLOCK_PAIRS = 2048
 
@@ -91,11 +92,19 @@ def count_links_by_pair(links: Links, sure: Links, possible: Links) -> IntArray:
             f"{possible.n_pairs}",
             fix="pass links and gold links of the same pairs",
         )
-    (found, certain, others), n_cells = _number_links(links, sure, possible)
+    numbers, n_cells = _number_links(links, sure, possible)
+    found, certain, others = map(np.unique, numbers)
     is_sure = np.isin(found, certain, assume_unique=True)
     is_possible = is_sure | np.isin(found, others, assume_unique=True)
     groups = (found, certain, found[is_sure], found[is_possible])
     return np.stack([np.bincount(g // n_cells, minlength=links.n_pairs) for g in groups])
+
+
+def judge_links(links: Links, gold: GoldLinks) -> tuple[BoolArray, BoolArray]:
+    """Return for every link whether it is a sure gold link, and whether it is at least possible."""
+    (found, sure, possible), _ = _number_links(links, gold.sure, gold.possible)
+    is_sure = np.isin(found, sure)
+    return is_sure, is_sure | np.isin(found, possible)
 
 
 def count_layers(
@@ -145,7 +154,7 @@ def check_gold(gold: GoldLinks, n_pairs: int, text: object) -> None:
 
 
 def _number_links(*groups: Links) -> tuple[list[IntArray], int]:
-    """Return the distinct links of every group as numbers `pair · n_cells + cell`, and n_cells.
+    """Return the links of every group as numbers `pair · n_cells + cell`, and n_cells.
 
     Equal links have equal numbers in all groups.
     """
@@ -154,7 +163,7 @@ def _number_links(*groups: Links) -> tuple[list[IntArray], int]:
     known = np.unique(np.concatenate(cells))  # keeps the numbers small
     n_cells = max(1, len(known))
     numbers = [
-        np.unique(group.pairs * n_cells + np.searchsorted(known, cell))
+        group.pairs * n_cells + np.searchsorted(known, cell)
         for group, cell in zip(groups, cells, strict=True)
     ]
     return numbers, n_cells

@@ -43,10 +43,10 @@ export function create(health) {
   const method = select(
     health.methods.map((name) => [name, METHODS[name] ?? name]),
     models[0].default_method,
-    { onchange: align },
+    { onchange: changeMethod },
   );
-  const layer = slider("Layer", { min: 0, max: models[0].n_layers, step: 1, value: models[0].default_layer, oninput: later });
-  const start = Math.max(0, models[0].default_threshold);
+  const layer = slider("Layer", { min: 0, max: models[0].n_layers, step: 1, value: models[0].default_layer, oninput: changeLayer });
+  const start = models[0].default_threshold;
   const threshold = slider("Threshold", { min: 0, max: 1, step: 0.01, value: start, format: decimal, oninput: later });
   const show = choice("Show", [["links", "Lines"], ["matrix", "Matrix"], ["both", "Both"]], "both", align);
 
@@ -110,7 +110,27 @@ export function create(health) {
   function chooseModel() {
     const chosen = models[model.selectedIndex];
     layer.set(chosen.default_layer, chosen.n_layers);
+    if (chosen.probability_threshold === null && method.value === "probability") {
+      method.value = chosen.default_method;
+    }
+    changeMethod();
+  }
+
+  /** Start with the best threshold of a method: only probabilities have one. */
+  function changeMethod() {
+    const best = models[model.selectedIndex].probability_threshold;
+    threshold.set((method.value === "probability" && best) || 0);
     align();
+  }
+
+  /** Only the scores of the best layer are calibrated. */
+  function changeLayer() {
+    const best = models[model.selectedIndex].default_layer;
+    if (method.value === "probability" && Number(layer.input.value) !== best) {
+      method.value = "argmax";
+      threshold.set(0);
+    }
+    later();
   }
 
   function draw(result) {
