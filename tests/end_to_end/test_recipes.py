@@ -58,6 +58,16 @@ CHANGES: dict[str, dict[str, Any]] = {
         "objectives.2.weight": 3,  # MLM is learned slowly beside two other losses
         "optimizer.learning_rate": "6e-3",
     },
+    # Only word embeddings are trained, here almost all of them.
+    "add-languages": PAIRED
+    | {
+        "model.start": "null",
+        "freeze_rows": 5,
+        "objectives.0.layer": 2,
+        "objectives.0.queue": 0,
+        "objectives.1.layer": 1,
+        "optimizer.learning_rate": "3e-2",
+    },
     "xlm-align": PAIRED
     | {
         "model.start": "null",

@@ -355,7 +355,7 @@ def test_a_worker_that_is_killed_is_one_line(
     preparation_: Preparation, sources: list[TextSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preparation, "_encode_block", kill_this_process)
-    with pytest.raises(InputError, match=r"perhaps for lack of memory \(use fewer --workers\)"):
+    with pytest.raises(InputError, match=r"lack of memory \(use fewer --workers; a script"):
         preparation_.run(sources, n_workers=2)
 
 

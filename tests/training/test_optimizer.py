@@ -34,6 +34,7 @@ from calque.training.optimizer import (
     build_optimizer,
     flatten_optimizer,
     freeze,
+    freeze_first_rows,
     learning_rate_factor,
     restore_optimizer,
     set_learning_rate,
@@ -73,6 +74,27 @@ def test_learning_rate_is_set_in_every_group(tiny_recipe: Callable[..., Recipe])
     for step, rate in ((1, 0.05), (4, 0.2), (6, 0.1), (8, 0.0)):
         assert set_learning_rate(optimizer, recipe, step) == pytest.approx(rate)
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([rate] * 2)
+
+
+def test_first_rows_stay_bit_for_bit_and_the_others_learn() -> None:
+    torch.manual_seed(0)
+    embedding = nn.Embedding(5, 3)
+    before = embedding.weight.detach().clone()
+    freeze_first_rows(embedding.weight, 3)
+    optimizer = torch.optim.AdamW(embedding.parameters(), lr=0.1, weight_decay=0.0)
+    for _ in range(3):
+        embedding(torch.tensor([0, 2, 3, 4])).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(embedding.weight[:3], before[:3])
+    assert (embedding.weight[3:] != before[3:]).all()
+
+
+def test_rows_that_cannot_be_frozen_are_refused() -> None:
+    matrix = nn.Parameter(torch.zeros(5, 3))
+    with pytest.raises(InputError, match="freeze_rows=5, but there are 5 word embeddings"):
+        freeze_first_rows(matrix, 5)
+    with pytest.raises(InputError, match="freeze freezes all rows"):
+        freeze_first_rows(matrix.requires_grad_(False), 3)
 
 
 def test_second_warm_up_follows_freeze_steps(tiny_recipe: Callable[..., Recipe]) -> None:

@@ -213,7 +213,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }
 OWN_RECIPES = {"adapt", "calque-base-mono", "calque-mini", "calque-mini-align"}
-OWN_RECIPES |= {"sentence-contrastive"}
+OWN_RECIPES |= {"add-languages", "sentence-contrastive"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -256,6 +256,14 @@ def test_mono_start_differs_from_calque_mini_only_in_the_use_of_pairs() -> None:
         ([*VECO, "model.cross_attention=null"], "model.cross_attention is missing"),
         ([*VECO, "model.cross_attention=start"], "cross_attention=start needs a model in `start`"),
         ([*VECO, "freeze=[]"], "freeze_steps=4, but nothing is frozen"),
+        (
+            ["freeze_rows=9", "optimizer.weight_decay=0.1"],
+            "freeze_rows needs optimizer.weight_decay",
+        ),
+        (
+            ["freeze_rows=9", "optimizer.weight_decay=0.0", "engine.distributed=fsdp"],
+            "freeze_rows does not work with engine.distributed=fsdp",
+        ),
         ([*VECO, "schedule.steps=4"], "freeze_steps=4 leaves none of schedule.steps=4 "),
         ([*VECO, "objectives=[{kind: masked_lm}]"], "is trained by no objective"),
         (["model.decoder={}", "model.cross_attention=self"], "exclude each other"),
@@ -302,7 +310,7 @@ def test_newer_keys_without_a_value_are_not_written(tiny_recipe: MakeRecipe) -> 
     assert not {"decoder", "cross_attention"} & content["model"].keys()
     assert not {"links", "max_words"} & content["data"]["sources"][0].keys()
     assert not {"batch_examples", "text"} & content["objectives"][0].keys()
-    assert "freeze_steps" not in content
+    assert not {"freeze_steps", "freeze_rows"} & content.keys()
     for change in (
         "objectives.0.batch_examples=9",
         "objectives.1.text=raw",

@@ -449,7 +449,7 @@ def _start_encoder(tokenizer: Path, n_workers: int) -> Iterator[Encode]:
     except BrokenProcessPool as error:
         raise InputError(
             "a process that tokenizes has ended, perhaps for lack of memory",
-            fix="use fewer --workers",
+            fix="use fewer --workers; a script must call this under if __name__ == '__main__'",
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)

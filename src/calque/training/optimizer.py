@@ -65,7 +65,7 @@ def set_learning_rate(optimizer: Optimizer, recipe: Recipe, step: int) -> float:
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerSection) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices only, fused on a GPU."""
+    """Return AdamW with weight decay on matrices only; one fused kernel does each step."""
     trained = trainable_parameters(module)
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
@@ -76,7 +76,7 @@ def build_optimizer(module: nn.Module, settings: OptimizerSection) -> torch.opti
         lr=settings.learning_rate,
         betas=(settings.betas[0], settings.betas[1]),
         eps=settings.epsilon,
-        fused=trained[0].is_cuda,
+        fused=trained[0].device.type in ("cpu", "cuda"),
     )
 
 
@@ -94,6 +94,24 @@ def freeze(module: nn.Module, patterns: Sequence[str], *, undo: bool = False) ->
     for name in match_parameters(names, patterns):
         names[name].requires_grad_(undo)
     return sum(p.numel() for p in module.parameters() if not p.requires_grad)
+
+
+def freeze_first_rows(matrix: nn.Parameter, n_rows: int) -> None:
+    """Keep the first rows of a matrix as they are: their gradients become 0.
+
+    Weight decay would still change them, so it must be 0.
+    """
+    if not matrix.requires_grad:
+        raise InputError(
+            "freeze_rows is set, but freeze freezes all rows", fix="remove one of them"
+        )
+    if n_rows >= len(matrix):
+        raise InputError(
+            f"freeze_rows={n_rows}, but there are {len(matrix)} word embeddings",
+            fix="pass the size of the vocabulary before it was extended",
+        )
+    is_trained = torch.arange(len(matrix), device=matrix.device)[:, None] >= n_rows
+    matrix.register_hook(lambda gradient: gradient * is_trained)
 
 
 def match_parameters(names: Iterable[str], patterns: Sequence[str]) -> list[str]:

@@ -389,6 +389,8 @@ class Recipe(Section):
     freeze: list[str] = []
     # Number of steps for which they are frozen. Default: the whole run.
     freeze_steps: int | None = Field(None, gt=0)
+    # Keep the first rows of the word embeddings: those of a vocabulary that was extended.
+    freeze_rows: int | None = Field(None, gt=0)
     average: AverageSection = AverageSection()
     checkpoints: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()
@@ -414,7 +416,7 @@ class Recipe(Section):
 
     @model_serializer(mode="wrap")
     def _serialize(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _drop_unset(write(self), "freeze_steps")
+        return _drop_unset(write(self), "freeze_steps", "freeze_rows")
 
     @model_validator(mode="after")
     def _check_weights(self) -> Recipe:
@@ -438,6 +440,16 @@ class Recipe(Section):
                 f"{self.schedule.steps} for all weights: lower it, or set freeze_steps=null to "
                 "freeze for the whole run"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_freeze_rows(self) -> Recipe:
+        if self.freeze_rows is None:
+            return self
+        if self.optimizer.weight_decay > 0:
+            raise ValueError("freeze_rows needs optimizer.weight_decay=0, which changes all rows")
+        if self.engine.distributed == "fsdp":
+            raise ValueError("freeze_rows does not work with engine.distributed=fsdp")
         return self
 
     @model_validator(mode="after")

@@ -34,6 +34,7 @@ from calque.training.optimizer import (
     build_optimizer,
     flatten_optimizer,
     freeze,
+    freeze_first_rows,
     restore_optimizer,
     trainable_parameters,
 )
@@ -88,6 +89,9 @@ class Run:
         if recipe.freeze_steps is None:
             freeze(self.module, recipe.freeze)
         self.module.to(self.accelerator.device)
+        if recipe.freeze_rows is not None:
+            rows = self.encoder.model.get_input_embeddings().weight
+            freeze_first_rows(rows, recipe.freeze_rows)
         self.streams = [
             open_stream(
                 objective,

@@ -1,0 +1,283 @@
+"""Add Korean, Thai and Urdu to calque-mini: text, development pairs, links, vocabulary and start.
+
+    python benchmarks/calque_mini_2.py DATA -o WORK
+    cd WORK && calque train add-languages --set engine.compile=true --set checkpoints.dtype=float16
+    python benchmarks/calque_mini_2.py --tiny               (all of its code in a few seconds)
+
+DATA has bitext/en-XX.tsv.xz and bitext/prose/en-XX.tsv.xz. WORK gets bitext/, dev/ (pairs whose
+English sentence is in no training pair), linked/ (words linked by eflomal) and start/, calque-mini
+with more pieces: those of the new languages, and characters that are missing in the others.
+
+The old pieces keep their ids and scores, so that text of the old languages is cut as before. The
+rows of new pieces start from the rows of the English pieces that eflomal links them with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import re
+import shutil
+import tempfile
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_data import write_data
+from torch.nn import functional as F
+
+import calque
+from calque.io.bitext import read_bitext
+from calque.io.segmentation import get_word_splitter
+from calque.models.loading import find_model
+from calque.tokens.tokenizer import FIRST_TOKENS, load_tokenizer, train_tokenizer
+from calque.types import SentencePair
+from calque.word_alignment.protocol import WordPair
+
+NON_COMMERCIAL = ("xnli", "masakhane")
+KINDS = {"debian": "software", "libreoffice": "software", "bible": "bible"}
+# One English sentence in so many is for development, with all of its translations.
+HELD_OUT = {"tico19": 12, "konews": 12, "prose": 40, "tatoeba": 60}
+# Most training pairs per language: those of other kinds, and those for missing characters.
+MOST = {"plain": 40_000, "software": 12_000, "bible": 8_000}
+MOST_FOR_CHARACTERS, MOST_LINKED, DEV_PAIRS = 8_000, 12_000, 300
+# Missing characters are added if they occur this often; Chinese and Japanese have the most.
+MIN_COUNT, MIN_COUNT_UNSPACED, UNSPACED = 20, 3, ("ja", "zh")
+
+
+@dataclass(frozen=True)
+class NewLanguage:
+    """A language without pieces of its own: its letters, and how many pieces it gets."""
+
+    letters: str
+    vocab_size: int
+    n_pieces: int
+    has_spaces: bool = True
+
+
+NEW = {
+    "ko": NewLanguage("[가-힣]", 6000, 4200),
+    "th": NewLanguage("[\u0e00-\u0e7f]", 3000, 1600, has_spaces=False),
+    "ur": NewLanguage("[ٹڈڑےںھہۓؤئ]", 4000, 1000),  # letters that are rare in Arabic and Persian
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--tiny", action="store_true", help="a few pairs and a tiny model")
+    options = parser.parse_args()
+    if options.tiny:
+        with tempfile.TemporaryDirectory() as scratch:
+            data, work = Path(scratch) / "data", Path(scratch) / "work"
+            model = write_data(data)
+            prepare(data, work, model, "fast-align", {"fr": NewLanguage("[a-zéèà]{2}", 400, 200)})
+    elif options.data is None or options.output is None:
+        print("skipped: this script needs a folder with bitext and -o, or --tiny")
+    else:
+        prepare(options.data, options.output, find_model("calque-mini"), "eflomal", NEW)
+
+
+def prepare(data: Path, work: Path, model: Path, aligner: Any, new: dict[str, NewLanguage]) -> None:
+    """Write everything that the recipe add-languages reads."""
+    for folder in ("bitext", "dev", "linked", "start"):
+        (work / folder).mkdir(parents=True, exist_ok=True)
+    texts = {
+        path.name[3:5]: split_text(data, path.name[3:5], work / "dev")
+        for path in sorted((data / "bitext").glob("en-*.tsv*"))
+    }
+    pieces = extend_vocabulary(model, work / "start", texts, new)
+    for language in [*new, *(code for code in UNSPACED if code in texts)]:
+        pairs = texts[language]
+        if language not in new:
+            pairs = [pair for pair in pairs if pieces & set(normalize(pair.tgt))]
+        kept = balance(pairs, MOST if language in new else {"plain": MOST_FOR_CHARACTERS})
+        rows = (f"{pair.src}\t{pair.tgt}\t{pair.tag}" for pair in kept)
+        write_lines(work / "bitext" / f"en-{language}.tsv", rows)
+        if language in new and new[language].has_spaces:
+            link_words(work / "linked" / f"en-{language}", language, kept, aligner)
+        print(f"{language}: {len(kept):,} pairs", flush=True)
+    start_rows(model, work, aligner)
+
+
+def split_text(data: Path, language: str, dev: Path) -> list[SentencePair]:
+    """Return the training pairs, tagged by kind, and write the development pairs.
+
+    A pair is for development if the hash of its English sentence says so, in all languages alike.
+    """
+    training, held_out = [], []
+    for folder in ("bitext", "bitext/prose"):
+        for path in (data / folder).glob(f"en-{language}.tsv*"):
+            for pair in read_bitext(str(path), "tsv"):
+                tag = pair.tag or ""
+                every = HELD_OUT.get(tag) or HELD_OUT.get(Path(folder).name)
+                if tag in NON_COMMERCIAL or not 3 < len(pair.src) < 420:
+                    continue
+                if every is not None and hash_text(pair.src) % every == 0:
+                    held_out.append(f"{pair.src}\t{pair.tgt}\t{tag}")
+                else:
+                    training.append(SentencePair(pair.src, pair.tgt, KINDS.get(tag, "plain")))
+    random.Random(7).shuffle(held_out)
+    write_lines(dev / f"en-{language}.tsv", held_out[:DEV_PAIRS])
+    random.Random(2).shuffle(training)
+    return training
+
+
+def balance(pairs: Iterable[SentencePair], most: dict[str, int]) -> list[SentencePair]:
+    """Return the first pairs of every kind; a kind without a limit counts as plain."""
+    counts, kept = Counter[str](), []
+    for pair in pairs:
+        kind = pair.tag if pair.tag in most else "plain"
+        counts[kind] += 1
+        if counts[kind] <= most[kind]:
+            kept.append(pair)
+    return kept
+
+
+def link_words(path: Path, language: str, pairs: list[SentencePair], aligner: Any) -> None:
+    """Link the words of pairs; links that only one direction has count less."""
+    split = get_word_splitter("en"), get_word_splitter(language)
+    words = [(split[0](pair.src), split[1](pair.tgt)) for pair in pairs]
+    words = [pair for pair in words if all(2 <= len(side) <= 50 for side in pair)]
+    statistical = calque.StatisticalAligner.train(words, aligner)
+    head = words[:MOST_LINKED]
+    found = statistical.training_directions(0, len(head))
+    found = found or (statistical.training_block(0, len(head)).links,) * 2  # fast_align has one
+    lines = []
+    for first, second in zip(*(links.to_lists() for links in found), strict=True):
+        both = set(first) & set(second)
+        links = sorted(set(first) | set(second))
+        lines.append(" ".join(f"{i}-{j}" + ("" if (i, j) in both else ":0.4") for i, j in links))
+    sides = ((" ".join(src), " ".join(tgt)) for src, tgt in head)
+    write_lines(path.with_suffix(".text"), map(" ||| ".join, sides))
+    write_lines(path.with_suffix(".links"), lines)
+
+
+def extend_vocabulary(
+    old: Path, start: Path, texts: dict[str, list[SentencePair]], new: dict[str, NewLanguage]
+) -> set[str]:
+    """Add pieces of new languages and missing characters to a tokenizer, and return them.
+
+    Typographic quotes and dashes are read as plain ones from now on, as in all new tokenizers.
+    """
+    spec = json.loads((old / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = [(piece, score) for piece, score in spec["model"]["vocab"]]
+    known = {piece for piece, _ in vocabulary}
+    lowest = min(score for _, score in vocabulary[len(FIRST_TOKENS) :])
+    added: dict[str, float] = {}
+    for language, plan in new.items():
+        sentences = [pair.tgt for pair in texts[language]]
+        trained = train_tokenizer(sentences, plan.vocab_size, character_coverage=0.9998)
+        own = json.loads(trained.backend_tokenizer.to_str())
+        spec["normalizer"] = own["normalizer"]
+        letters, n_added = re.compile(plan.letters), 0
+        for piece, score in own["model"]["vocab"][len(FIRST_TOKENS) :]:
+            is_wanted = n_added < plan.n_pieces or len(piece.strip("▁")) == 1
+            if is_wanted and piece not in known and piece not in added and letters.search(piece):
+                added[piece] = score
+                n_added += 1
+    for language, pairs in texts.items():
+        counts = Counter(character for pair in pairs for character in normalize(pair.tgt))
+        least = MIN_COUNT_UNSPACED if language in UNSPACED else MIN_COUNT
+        for character, count in counts.most_common():
+            is_text = unicodedata.category(character)[0] in "LMNP"
+            if count >= least and is_text and character not in known and character not in added:
+                added[character] = lowest - 0.5
+    # A multiple of 64 rows, with <mask> as the last one: the least likely pieces are left out.
+    n_extra = (len(vocabulary) + len(added) + 1) % 64
+    for piece in sorted((p for p in added if len(p) > 2), key=added.__getitem__)[:n_extra]:
+        del added[piece]
+    pieces = vocabulary + sorted(added.items(), key=lambda item: (-item[1], item[0]))
+    spec["model"]["vocab"] = pieces
+    spec["added_tokens"][-1]["id"] = len(pieces)
+    text = json.dumps(spec, ensure_ascii=False, indent=1)
+    (start / "tokenizer.json").write_text(text, encoding="utf-8")
+    shutil.copy(old / "tokenizer_config.json", start)
+    print(f"{len(vocabulary) + 1:,} pieces before, {len(pieces) + 1:,} now")
+    return set(added)
+
+
+def start_rows(old: Path, work: Path, aligner: Any) -> None:
+    """Write the model with rows for the new pieces.
+
+    A new row is the mean of the rows of the English pieces that its piece is linked with, weighted
+    by count · p(new | English), with the usual distance from the mean of all rows and some noise.
+    """
+    tokenizer = load_tokenizer(work / "start")
+    n_old, n_rows = len(load_tokenizer(old)) - 1, len(tokenizer)
+    weights = load_file(old / "model.safetensors")
+    name = next(key for key in weights if key.endswith("word_embeddings.weight"))
+    rows = weights[name].float()
+    mean = rows[len(FIRST_TOKENS) : n_old].mean(dim=0)
+    usual = (rows[len(FIRST_TOKENS) : n_old] - mean).norm(dim=1).median()
+    sums, totals = torch.zeros(n_rows, rows.shape[1]), torch.zeros(n_rows)
+    for path in sorted((work / "bitext").glob("en-*.tsv")):
+        pairs = list(read_pieces(path, tokenizer, n_old))
+        if not pairs:
+            continue
+        lexicon = calque.StatisticalAligner.train(pairs, aligner, lowercase=False).lexicon
+        src, tgt = (
+            torch.tensor([int(word) for word in side.words]) for side in (lexicon.src, lexicon.tgt)
+        )
+        keys, counts = torch.from_numpy(lexicon.keys), torch.from_numpy(lexicon.counts)
+        english, piece = keys // len(tgt), keys % len(tgt)
+        share = counts * counts / torch.from_numpy(lexicon.src_totals)[english]
+        used = (tgt[piece] >= n_old) & (src[english] >= len(FIRST_TOKENS)) & (src[english] < n_old)
+        share, ids = share[used], tgt[piece][used]
+        sums.index_add_(0, ids, rows[src[english][used]] * share[:, None])
+        totals.index_add_(0, ids, share)
+    noise = torch.randn(n_rows, rows.shape[1], generator=torch.Generator().manual_seed(0))
+    noise = F.normalize(noise, dim=1)
+    linked = F.normalize(sums / totals[:, None].clamp(min=1e-9) - mean, dim=1)
+    is_linked = (totals > 0)[:, None]
+    started = mean + usual * torch.where(is_linked, 0.9 * linked + 0.25 * noise, 0.6 * noise)
+    extended = {}
+    for key, value in weights.items():
+        value = value.float()
+        if value.shape[:1] == (n_old + 1,):
+            fill = started if value.ndim == 2 else value[len(FIRST_TOKENS) : n_old].median()
+            grown = torch.zeros(n_rows, *value.shape[1:]) + fill
+            grown[:n_old], grown[-1] = value[:n_old], value[n_old]
+            value = grown
+        extended[key] = value
+    save_file(extended, work / "start" / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((old / "config.json").read_text(encoding="utf-8"))
+    config |= {"vocab_size": n_rows, "dtype": "float32"}
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (work / "start" / "config.json").write_text(text, encoding="utf-8")
+    print(f"{int((totals[n_old:-1] > 0).sum()):,} of {n_rows - n_old - 1:,} new rows are linked")
+
+
+def read_pieces(path: Path, tokenizer: Any, n_old: int) -> Iterator[WordPair]:
+    """Yield pairs as ids of pieces, written as words; only those with new pieces."""
+    pairs = [pair for pair in read_bitext(str(path), "tsv") if len(pair.src) < 200]
+    sides = [pair.src for pair in pairs], [pair.tgt for pair in pairs]
+    encoded = (tokenizer(side, add_special_tokens=False)["input_ids"] for side in sides)
+    for src, tgt in zip(*encoded, strict=True):
+        if 0 < len(src) < 60 and 0 < len(tgt) < 60 and max(tgt) >= n_old:
+            yield list(map(str, src)), list(map(str, tgt))
+
+
+def normalize(text: str) -> str:
+    return unicodedata.normalize("NFKC", text)
+
+
+def hash_text(text: str) -> int:
+    digest = hashlib.blake2b(text.strip().casefold().encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big")
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
