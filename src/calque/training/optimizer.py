@@ -96,8 +96,8 @@ def freeze(module: nn.Module, patterns: Sequence[str], *, undo: bool = False) ->
     return sum(p.numel() for p in module.parameters() if not p.requires_grad)
 
 
-def freeze_first_rows(matrix: nn.Parameter, n_rows: int) -> None:
-    """Keep the first rows of a matrix as they are: their gradients become 0.
+def freeze_first_rows(matrix: nn.Parameter, n_rows: int, others: Sequence[int] = ()) -> None:
+    """Keep the first rows of a matrix and some others as they are: their gradients become 0.
 
     Weight decay would still change them, so it must be 0.
     """
@@ -111,6 +111,7 @@ def freeze_first_rows(matrix: nn.Parameter, n_rows: int) -> None:
             fix="pass the size of the vocabulary before it was extended",
         )
     is_trained = torch.arange(len(matrix), device=matrix.device)[:, None] >= n_rows
+    is_trained[list(others)] = False
     matrix.register_hook(lambda gradient: gradient * is_trained)
 
 

@@ -389,7 +389,8 @@ class Recipe(Section):
     freeze: list[str] = []
     # Number of steps for which they are frozen. Default: the whole run.
     freeze_steps: int | None = Field(None, gt=0)
-    # Keep the first rows of the word embeddings: those of a vocabulary that was extended.
+    # Keep the first rows of the word embeddings, those of a vocabulary that was extended, and the
+    # rows of special tokens.
     freeze_rows: int | None = Field(None, gt=0)
     average: AverageSection = AverageSection()
     checkpoints: CheckpointSection = CheckpointSection()

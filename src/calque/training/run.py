@@ -91,7 +91,7 @@ class Run:
         self.module.to(self.accelerator.device)
         if recipe.freeze_rows is not None:
             rows = self.encoder.model.get_input_embeddings().weight
-            freeze_first_rows(rows, recipe.freeze_rows)
+            freeze_first_rows(rows, recipe.freeze_rows, special_tokens.all_ids)
         self.streams = [
             open_stream(
                 objective,
