@@ -107,11 +107,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     | {
         "model.start": "null",
         "objectives.1.unit": "false",
-        "optimizer.learning_rate": "6e-3",
+        "optimizer.learning_rate": "8e-3",
     },
     "meta-pretrain": {"data.sources.0.path": "text/de.txt.xz"},
-    "metaxlm": {"model.start": "null"},
-    "metaxlm-dict": {"model.start": "null"},
+    "metaxlm": {"model.start": "null", "optimizer.learning_rate": "6e-3"},
+    "metaxlm-dict": {"model.start": "null", "optimizer.learning_rate": "6e-3"},
     "metaxlm-frozen": {"model.start": "null", "optimizer.learning_rate": "8e-3"},
     "translate": {
         "model.start": "null",
@@ -531,7 +531,7 @@ def test_too_short_model_is_an_error_before_text_is_prepared(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "nope"], "nope: no such recipe (pass a YAML file or one of adapt, calque-base"),
+        (["train", "nope"], "nope: no such recipe (pass a YAML file or one of adapt, add-lang"),
         (
             ["train", "xlm", "--set", "schedule.stepz=1"],
             "schedule.stepz: unknown key; did you mean",

@@ -593,6 +593,7 @@ def test_lines_of_plain_text_are_paired_with_the_line_before(
     ids[batch.masked] = batch.labels
     parts = [tuple(ids[a + 1 : b - 1].tolist()) for a, b in pairwise(bounds)]
     pairs = set(zip(parts[::2], parts[1::2], strict=True))
+    pairs = {pair for pair in pairs if pair[1]}  # the others only fill the shape of the batch
     assert len(pairs) > 3
     assert pairs <= follows
     run.create_folder()

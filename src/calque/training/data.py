@@ -72,7 +72,8 @@ def open_stream(
 ) -> StreamPair:
     """Return the streams of one objective: sentences or pairs, sampled by language.
 
-    With `fixed_shape` every batch is padded to the same size, as a compiled step needs it.
+    With `fixed_shape` every batch has the same size, as a compiled step needs it: several sentences
+    share a row, and the last rows are padding.
     """
     units = _open_suitable(objective, prepared, folder, data)
     n_special = objective.count_special_tokens(special_tokens)

@@ -112,7 +112,7 @@ def freeze_first_rows(matrix: nn.Parameter, n_rows: int, others: Sequence[int] =
         )
     is_trained = torch.arange(len(matrix), device=matrix.device)[:, None] >= n_rows
     is_trained[list(others)] = False
-    matrix.register_hook(lambda gradient: gradient * is_trained)
+    matrix.register_hook(lambda gradient: gradient * is_trained)  # type: ignore[no-untyped-call]
 
 
 def match_parameters(names: Iterable[str], patterns: Sequence[str]) -> list[str]:

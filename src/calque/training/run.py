@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 from calque.errors import InputError
 from calque.io.files import write_atomically
 from calque.io.outputs import write_folder
+from calque.models.attention import MAX_ROW_LENGTH
 from calque.objectives import build_objective
 from calque.tokens.sampling import derive_seed
 from calque.tokens.streams import BatchStream, StreamPosition, load_batches
@@ -90,7 +91,7 @@ class Run:
             freeze(self.module, recipe.freeze)
         self.module.to(self.accelerator.device)
         if recipe.freeze_rows is not None:
-            rows = self.encoder.model.get_input_embeddings().weight
+            rows: Any = self.encoder.model.get_input_embeddings().weight
             freeze_first_rows(rows, recipe.freeze_rows, special_tokens.all_ids)
         self.streams = [
             open_stream(
@@ -100,7 +101,7 @@ class Run:
                 recipe.data,
                 special_tokens,
                 seed=derive_seed(recipe.seed, number),
-                fixed_shape=self.is_compiled,
+                fixed_shape=self._shares_rows(objective),
             )
             for number, objective in enumerate(objectives)
         ]
@@ -139,6 +140,11 @@ class Run:
         """Whether steps are compiled: by default on a GPU."""
         setting = self.recipe.engine.compile
         return not self.on_cpu if setting == "auto" else setting
+
+    def _shares_rows(self, objective: Objective) -> bool:
+        """Whether sentences share rows of one length: needed to compile, and faster if short."""
+        _, max_length = self.recipe.data.find_max_length(objective.settings)
+        return self.is_compiled or max_length <= MAX_ROW_LENGTH
 
     @property
     def n_micro_batches(self) -> int:
