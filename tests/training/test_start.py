@@ -162,6 +162,20 @@ def test_dropout_of_deberta_is_set(
         build_encoder(tiny_recipe(*changes, "data.max_length=129"), deberta_encoder.tokenizer)
 
 
+@pytest.mark.parametrize("method", ["probability", "itermax"])
+def test_what_training_makes_invalid_is_not_kept(
+    tiny_recipe: MakeRecipe, tiny_encoder: Encoder, tmp_path: Path, method: str
+) -> None:
+    calibration = {"slope": 0.5, "intercept": 0.0, "threshold": 0.3}
+    alignment = {"method": method, "layer": 2, "calibration": calibration}
+    tiny_encoder.config.calque = {"alignment": alignment, "scores": {"x": 1}, "languages": ["de"]}
+    tiny_encoder.save(tmp_path)
+    encoder = build_encoder(tiny_recipe(f"model.start={tmp_path}"), tiny_encoder.tokenizer)
+    kept = {"method": "argmax" if method == "probability" else method, "layer": 2}
+    assert encoder.settings["alignment"] == kept
+    assert encoder.settings["languages"] == ["de"] and "scores" not in encoder.settings
+
+
 def test_training_starts_from_distilbert(
     tiny_recipe: MakeRecipe,
     tiny_text: Path,

@@ -192,9 +192,17 @@ def _build_seq2seq(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Encode
 
 
 def _reset_settings(encoder: Encoder, recipe: str) -> None:
-    """Keep the settings stored with the encoder but not its scores, which training changes."""
+    """Keep the settings stored with the encoder but not its scores, which training changes.
+
+    Neither are the scores of its links probabilities any more.
+    """
     if settings := encoder.settings:
         settings.pop("scores", None)
+        if alignment := settings.get("alignment"):
+            kept = {key: value for key, value in alignment.items() if key != "calibration"}
+            if kept.get("method") == "probability":
+                kept["method"] = "argmax"
+            settings["alignment"] = kept
         encoder.config.calque = settings | {"recipe": recipe}
 
 
