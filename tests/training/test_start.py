@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,8 +169,9 @@ def test_what_training_makes_invalid_is_not_kept(
 ) -> None:
     calibration = {"slope": 0.5, "intercept": 0.0, "threshold": 0.3}
     alignment = {"method": method, "layer": 2, "calibration": calibration}
-    tiny_encoder.config.calque = {"alignment": alignment, "scores": {"x": 1}, "languages": ["de"]}
-    tiny_encoder.save(tmp_path)
+    before = deepcopy(tiny_encoder)  # the fixture is shared
+    before.config.calque = {"alignment": alignment, "scores": {"x": 1}, "languages": ["de"]}
+    before.save(tmp_path)
     encoder = build_encoder(tiny_recipe(f"model.start={tmp_path}"), tiny_encoder.tokenizer)
     kept = {"method": "argmax" if method == "probability" else method, "layer": 2}
     assert encoder.settings["alignment"] == kept
