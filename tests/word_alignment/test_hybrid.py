@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -112,11 +113,20 @@ def test_without_evidence_the_links_are_those_of_the_encoder(
     tiny_encoder: Encoder, statistical: StatisticalAligner, bitext: list[Pair]
 ) -> None:
     weights = HybridWeights(lexicon=0.0, links=0.0)
-    hybrid = HybridAligner(
-        build_hybrid_words(tiny_encoder, "fast-align"), statistical, weights=weights
-    )
+    words = build_hybrid_words(tiny_encoder, "fast-align", method="argmax")
+    hybrid = HybridAligner(words, statistical, weights=weights)
     alone = WordAligner(tiny_encoder, method="argmax").align(bitext[:20])
     assert hybrid.align(bitext[:20]) == alone
+
+
+def test_only_calibrated_models_are_linked_by_probability(tiny_encoder: Encoder) -> None:
+    other = deepcopy(tiny_encoder)  # the fixture is shared
+    assert build_hybrid_words(other, "eflomal").method == "argmax"
+    calibration = {"slope": 0.7, "intercept": -0.5, "threshold": 0.3}
+    other.config.calque = {"alignment": {"method": "argmax", "calibration": calibration}}
+    words = build_hybrid_words(other, "eflomal")
+    assert (words.method, words.settings.calibration) == ("probability", CALIBRATIONS["eflomal"])
+    assert build_hybrid_words(other, "eflomal", method="match").method == "match"
 
 
 @pytest.mark.parametrize("kind", CALIBRATIONS)

@@ -133,10 +133,15 @@ def build_hybrid_words(
     threshold: float | None = None,
     batch_tokens: int | None = None,
 ) -> WordAligner:
-    """Build the encoder's part of a hybrid aligner; its default method is mutual argmax."""
+    """Build the encoder's part of a hybrid aligner.
+
+    Its default method is "probability" for a calibrated model, whose similarities are like those
+    that the calibrations here were fitted to, and mutual argmax for others.
+    """
+    is_calibrated = (encoder.settings.get("alignment") or {}).get("calibration") is not None
     return WordAligner(
         encoder,
-        method=method or "argmax",
+        method=method or ("probability" if is_calibrated else "argmax"),
         layer=layer,
         encode=encode,
         sharpness=SHARPNESS,
