@@ -121,6 +121,15 @@ def test_freeze_by_pattern(tiny_encoder: Encoder) -> None:
     assert freeze(encoder, []) == n_frozen
 
 
+def test_shared_weights_are_excepted_by_either_name(tiny_encoder: Encoder) -> None:
+    for name in ("word_embeddings", "lm_head.decoder"):
+        encoder = deepcopy(tiny_encoder)
+        freeze(encoder, ["*", f"!*{name}.weight"])
+        trained = [weight for weight in encoder.parameters() if weight.requires_grad]
+        assert len(trained) == 1
+        assert trained[0] is encoder.model.get_input_embeddings().weight
+
+
 def test_pattern_without_match_is_an_error(tiny_encoder: Encoder) -> None:
     encoder = deepcopy(tiny_encoder)
     with pytest.raises(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -115,18 +115,23 @@ def freeze_first_rows(matrix: nn.Parameter, n_rows: int, others: Sequence[int] =
     matrix.register_hook(lambda gradient: gradient * is_trained)  # type: ignore[no-untyped-call]
 
 
-def match_parameters(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+def match_parameters(parameters: Mapping[str, object], patterns: Sequence[str]) -> list[str]:
     """Return the names that match; a pattern without effect is an error.
 
     A pattern `!…` makes exceptions from the patterns before it. Shared weights, such as embeddings
-    that are also the output layer, match by either name.
+    that are also the output layer, match by any of their names.
 
-    >>> match_parameters(["a.weight", "a.bias", "b.weight"], ["*.weight", "!b.*"])
+    >>> match_parameters({"a.weight": 1, "a.bias": 2, "b.weight": 3}, ["*.weight", "!b.*"])
     ['a.weight']
     """
-    names, chosen = list(names), set[str]()
+    names, chosen = list(parameters), set[str]()
     for pattern in patterns:
-        matches = {name for name in names if fnmatchcase(name, pattern.removeprefix("!"))}
+        found = {
+            id(weight)
+            for name, weight in parameters.items()
+            if fnmatchcase(name, pattern.removeprefix("!"))
+        }
+        matches = {name for name, weight in parameters.items() if id(weight) in found}
         if not matches:
             raise InputError(
                 f"freeze: {pattern!r} matches no parameter",
