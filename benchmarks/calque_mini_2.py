@@ -1,12 +1,13 @@
 """Add Korean, Thai and Urdu to calque-mini: text, development pairs, links, vocabulary and start.
 
-    python benchmarks/calque_mini_2.py DATA -o WORK
+    python benchmarks/calque_mini_2.py DATA -o WORK --model VERSION_1
     cd WORK && calque train add-languages --set engine.compile=true --set checkpoints.dtype=float16
     python benchmarks/calque_mini_2.py --tiny               (all of its code in a few seconds)
 
-DATA has bitext/en-XX.tsv.xz and bitext/prose/en-XX.tsv.xz. WORK gets bitext/, dev/ (pairs whose
-English sentence is in no training pair), linked/ (words linked by eflomal) and start/, calque-mini
-with more pieces: those of the new languages, and characters that are missing in the others.
+VERSION_1 is the folder of calque-mini in release 0.2.0. DATA has bitext/en-XX.tsv.xz and
+bitext/prose/en-XX.tsv.xz. WORK gets bitext/, dev/ (pairs whose English sentence is in no training
+pair), linked/ (words linked by eflomal) and start/, the model with more pieces: those of the new
+languages, and characters that are missing in the others.
 
 The old pieces keep their ids and scores, so that text of the old languages is cut as before. The
 rows of new pieces start from the rows of the English pieces that eflomal links them with.
@@ -73,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--model", default="calque-mini", help="the model to extend")
     parser.add_argument("--tiny", action="store_true", help="a few pairs and a tiny model")
     options = parser.parse_args()
     if options.tiny:
@@ -83,7 +85,7 @@ def main() -> None:
     elif options.data is None or options.output is None:
         print("skipped: this script needs a folder with bitext and -o, or --tiny")
     else:
-        prepare(options.data, options.output, find_model("calque-mini"), "eflomal", NEW)
+        prepare(options.data, options.output, find_model(options.model), "eflomal", NEW)
 
 
 def prepare(data: Path, work: Path, model: Path, aligner: Any, new: dict[str, NewLanguage]) -> None:
