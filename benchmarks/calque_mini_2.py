@@ -1,7 +1,8 @@
 """Add Korean, Thai and Urdu to calque-mini: text, development pairs, links, vocabulary and start.
 
     python benchmarks/calque_mini_2.py DATA -o WORK --model VERSION_1
-    cd WORK && calque train add-languages --set engine.compile=true --set checkpoints.dtype=float16
+    cd WORK && calque train add-languages -o run --set engine.precision=bf16
+    python benchmarks/calque_mini_2.py -o WORK --score WORK/run/model
     python benchmarks/calque_mini_2.py --tiny               (all of its code in a few seconds)
 
 VERSION_1 is the folder of calque-mini in release 0.2.0. DATA has bitext/en-XX.tsv.xz and
@@ -74,6 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--score", metavar="MODEL", help="measure retrieval in WORK/dev instead")
     parser.add_argument("--model", default="calque-mini", help="the model to extend")
     parser.add_argument("--tiny", action="store_true", help="a few pairs and a tiny model")
     options = parser.parse_args()
@@ -82,6 +84,9 @@ def main() -> None:
             data, work = Path(scratch) / "data", Path(scratch) / "work"
             model = write_data(data)
             prepare(data, work, model, "fast-align", {"fr": NewLanguage("[a-zéèà]{2}", 400, 200)})
+            score(work / "start", data / "bitext", ["fr"])
+    elif options.score is not None and options.output is not None:
+        score(options.score, options.output / "dev", NEW)
     elif options.data is None or options.output is None:
         print("skipped: this script needs a folder with bitext and -o, or --tiny")
     else:
@@ -266,6 +271,18 @@ def read_pieces(path: Path, tokenizer: Any, n_old: int) -> Iterator[WordPair]:
     for src, tgt in zip(*encoded, strict=True):
         if 0 < len(src) < 60 and 0 < len(tgt) < 60 and max(tgt) >= n_old:
             yield list(map(str, src)), list(map(str, tgt))
+
+
+def score(model: str | Path, folder: Path, languages: Iterable[str]) -> None:
+    """Print how often the nearest sentence is the translation, the mean of both directions."""
+    encoder = calque.load(model, "cpu")
+    for language in languages:
+        pairs = list(read_bitext(str(folder / f"en-{language}.tsv"), "tsv"))
+        sides = [pair.src for pair in pairs], [pair.tgt for pair in pairs]
+        src, tgt = (F.normalize(torch.as_tensor(encoder.embed(side)), dim=1) for side in sides)
+        similarity, own = src @ tgt.T, torch.arange(len(pairs))
+        hits = torch.cat([similarity.argmax(1) == own, similarity.argmax(0) == own])
+        print(f"{language}: {100 * hits.float().mean():.1f} % of {len(pairs)} pairs")
 
 
 def normalize(text: str) -> str:
