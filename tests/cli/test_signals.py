@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.processes import has_ended
 
 from calque.cli.signals import DEFAULT_STOP_SECONDS, STOP_SECONDS, stop_seconds
 from calque.io.processes import STOP_SIGNALS
@@ -87,14 +88,6 @@ def start(folder: Path, body: str, seconds: float = 30) -> tuple[subprocess.Pope
     return process, int(process.stdout.readline())
 
 
-def is_running(process: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.parametrize(
     ("body", "line"),
     [(SLEEP, DISCARDED), (WORKER, DISCARDED), (NOTE, "calque: interrupted; two blocks are kept\n")],
@@ -122,7 +115,7 @@ def test_a_command_that_does_not_stop_is_ended(tmp_path: Path, is_second: bool) 
         f"calque: stopped by SIGTERM after {reason}; work that was not saved is lost\n"
     )
     assert process.returncode == 128 + signal.SIGTERM
-    assert not is_running(child)
+    assert has_ended(child)
     assert list(tmp_path.iterdir()) == []
 
 

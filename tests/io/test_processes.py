@@ -8,9 +8,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.processes import has_ended, is_running
 
 from calque.io.processes import (
     STOP_SIGNALS,
@@ -82,28 +84,21 @@ print(child.returncode, grandchild)
     assert has_ended(grandchild)
 
 
-def has_ended(process: int) -> bool:
-    """Return whether a process ends within ten seconds."""
-    deadline = time.monotonic() + 10
-    while is_running(process) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not is_running(process)
-
-
-def is_running(process: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_a_thread_returns_its_result_or_its_error() -> None:
     assert run_in_thread(lambda: threading.current_thread()) is not threading.main_thread()
     with pytest.raises(ZeroDivisionError):
         run_in_thread(lambda: 1 // 0)
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Python's own handler: shells start processes in the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_waiting_for_a_thread_can_be_interrupted() -> None:
     """A library may not return to Python for minutes."""
     is_over = threading.Event()
