@@ -122,6 +122,14 @@ def test_ddp_searches_unused_weights_where_there_are_some(
     assert handler.find_unused_parameters == has_unused
 
 
+def test_runs_of_one_process_may_have_different_precisions(
+    tiny_recipe: MakeRecipe, tiny_encoder: Encoder
+) -> None:
+    for precision, mixed in (("fp32", "no"), ("bf16", "bf16"), ("fp32", "no")):
+        recipe = tiny_recipe(f"engine.precision={precision}")
+        assert build_accelerator(recipe, tiny_encoder).mixed_precision == mixed
+
+
 def dropouts(encoder: Encoder, in_attention: bool) -> set[float]:
     return {
         module.p

@@ -136,6 +136,7 @@ def build_meta_step(recipe: Recipe) -> TrainStep:
 def build_accelerator(recipe: Recipe, encoder: Encoder) -> Accelerator:
     """Return the Accelerator: one process or many, DDP or FSDP2, bf16 on GPUs by default."""
     from accelerate import Accelerator, DistributedDataParallelKwargs
+    from accelerate.state import AcceleratorState
 
     state = process_state()
     is_sharded = recipe.engine.distributed == "fsdp" and state.num_processes > 1
@@ -143,8 +144,12 @@ def build_accelerator(recipe: Recipe, encoder: Encoder) -> Accelerator:
     if precision == "auto":
         precision = "bf16" if state.device.type == "cuda" else "fp32"
     all_used = _trains_all_weights(recipe)
+    mixed = "bf16" if precision == "bf16" else "no"
+    # The state of an earlier run in this process is kept, and must not have another precision.
+    if AcceleratorState._shared_state.get("_mixed_precision", mixed) != mixed:
+        AcceleratorState._reset_state()
     accelerator = Accelerator(
-        mixed_precision="bf16" if precision == "bf16" else "no",
+        mixed_precision=mixed,
         cpu=state.device.type == "cpu",
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=not all_used)],
         fsdp_plugin=_plan_sharding(encoder, precision) if is_sharded else None,
