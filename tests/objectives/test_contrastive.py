@@ -38,6 +38,8 @@ from calque.tokens.ragged import BatchShape, Ragged, hash_sequences
 from calque.tokens.tokenizer import SpecialTokens
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from calque.models.encoder import Encoder
@@ -696,6 +698,64 @@ def test_an_objective_without_a_queue_or_features_has_no_weights() -> None:
         "extractor.hidden.weight",
         "extractor.output.weight",
     }
+
+
+# A teacher
+
+
+@pytest.fixture
+def student(tiny_encoder: Encoder) -> Encoder:
+    """A copy of the encoder with other weights."""
+    changed = copy.deepcopy(tiny_encoder)
+    noise = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in changed.parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=noise)
+    return changed
+
+
+def test_both_sides_are_compared_with_the_teachers_sources(
+    student: Encoder, tiny_encoder: Encoder, tiny_folder: Path
+) -> None:
+    objective = make_objective("sentence", teacher=str(tiny_folder), queue=8, layer=2)
+    objective.start(student, ["en", "de"])
+    pairs = [PAIRS[0], PAIRS[1], PAIRS[4]]
+    with torch.no_grad():
+        for _ in range(2):  # the second time, the queue has the first batch
+            batch = objective.prepare(student, collate(objective, student, pairs))
+            loss = objective(student, batch).loss.item()
+    means = [
+        torch.stack([find_states(encoder, pair, side, 2).mean(dim=0) for pair in pairs])
+        for encoder, side in ((student, 0), (student, 1), (tiny_encoder, 0))
+    ]
+    src, tgt, taught = (F.normalize(side, dim=1) for side in means)
+    expected = []
+    for side in (src, tgt):
+        # The queue has the same sentences: each other one is a negative twice, the own one never.
+        similarity = side @ taught.T / 0.05
+        others = similarity.masked_fill(torch.eye(3, dtype=torch.bool), -torch.inf)
+        both = torch.cat([similarity, others], dim=1)
+        expected.append(F.cross_entropy(both, torch.arange(3)).item())
+    assert loss == pytest.approx(sum(expected) / 2, abs=1e-4)
+    assert objective.queue is not None
+    torch.testing.assert_close(objective.queue.src[:3], taught, atol=1e-5, rtol=0)
+    torch.testing.assert_close(objective.queue.tgt[:3], taught, atol=1e-5, rtol=0)
+
+
+def test_the_teacher_gets_no_gradient_and_is_no_weight(student: Encoder, tiny_folder: Path) -> None:
+    objective = make_objective("sentence", teacher=str(tiny_folder))
+    objective.start(student, ["en", "de"])
+    batch = objective.prepare(student, collate(objective, student))
+    assert batch.targets is not None
+    assert not batch.targets.requires_grad
+    assert list(objective.parameters()) == []
+
+
+def test_a_teacher_must_fit(student: Encoder, tiny_folder: Path) -> None:
+    with pytest.raises(InputError, match="without `features`"):
+        make_objective("sentence", teacher=str(tiny_folder), features=8).start(student, ["en"])
+    with pytest.raises(InputError, match="has another vocabulary than this model"):
+        make_objective("sentence", teacher="calque-mini").start(student, ["en"])
 
 
 # Compiled

@@ -5,7 +5,7 @@ Wu and Dredze, 2020, weak and strong, on linked words; and the same loss on whol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
+from calque.errors import InputError
 from calque.models.heads import FeatureExtractor
 from calque.objectives.base import (
     Objective,
@@ -24,6 +25,7 @@ from calque.objectives.base import (
     n_processes,
     process_number,
 )
+from calque.objectives.distillation import Teacher
 from calque.objectives.linked_words import WordPairBatch, WordPairCollator
 from calque.objectives.regularization import ParameterNorm, PretrainedWeights
 from calque.tokens.layout import pack_separately
@@ -86,6 +88,11 @@ class SentenceContrastiveSettings(ContrastiveSettings):
 
     kind: Literal["sentence_contrastive"] = "sentence_contrastive"
     temperature: float = Field(0.05, gt=0)
+    # A model with the same vocabulary whose vectors of the first sentences are what both sentences
+    # of a pair are compared with. They do not change, so that a long queue remains valid.
+    teacher: str | None = None
+
+    newer_keys: ClassVar[tuple[str, ...]] = (*ContrastiveSettings.newer_keys, "teacher")
 
 
 class PairFeatures(NamedTuple):
@@ -232,13 +239,18 @@ class Contrastive(Objective):
         states: tuple[Float[Tensor, "pairs hidden"], Float[Tensor, "pairs hidden"]],
         keys: tuple[Int[Tensor, "pairs"], Int[Tensor, "pairs"]],
         weights: Float[Tensor, "pairs"],
+        targets: Float[Tensor, "pairs features"] | None = None,
     ) -> LossTerms:
-        """Return the loss of pairs of states among those of all processes and the queue."""
+        """Return the loss of pairs of states among those of all processes and the queue.
+
+        With targets, both sides are compared with these instead of with each other.
+        """
         src, tgt = (self._extract(side) for side in states)
         own = PairFeatures(src, tgt, keys[0], keys[1], weights > 0)
-        gathered, all_weights, n_parts, first = own, weights, 1, 0
+        compared = own if targets is None else own._replace(src=targets, tgt=targets)
+        gathered, all_weights, n_parts, first = compared, weights, 1, 0
         if self.training:  # validation reads the same batches in every process
-            *columns, all_weights = gather_rows(*own[:4], weights)
+            *columns, all_weights = gather_rows(*compared[:4], weights)
             gathered, n_parts = PairFeatures._make([*columns, all_weights > 0]), n_processes()
             first = process_number() * (len(all_weights) // n_parts)
         candidates = gathered
@@ -297,21 +309,51 @@ class SentenceContrastive(Contrastive):
     are not negatives of each other: one English sentence may be paired with many languages.
     """
 
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self._teacher: Teacher | None = None
+
     def start(self, encoder: Encoder, languages: Sequence[str]) -> None:
-        """Copy the initial weights, and store the layer as the model's retrieval layer."""
+        """Store the layer as the model's retrieval layer, and load the teacher if there is one."""
         super().start(encoder, languages)
         encoder.config.calque = encoder.settings | {"retrieval_layer": self._layer(encoder)}
+        name = self.settings.teacher
+        if name is None:
+            return
+        self._teacher = Teacher.load(name, needs_head=False)
+        teacher = self._teacher.encoder.to(next(encoder.parameters()).device)
+        if teacher.tokenizer.get_vocab() != encoder.tokenizer.get_vocab():
+            raise InputError(
+                "the teacher of sentence_contrastive has another vocabulary than this model",
+                file=name,
+                fix="use the model that the training starts from",
+            )
+        if teacher.hidden_size != encoder.hidden_size or self.settings.features is not None:
+            raise InputError(
+                "the teacher's vectors do not have the size of those that are compared",
+                file=name,
+                fix="use a teacher with states of the same size, without `features`",
+            )
 
     def build_collator(self, special_tokens: SpecialTokens, shape: BatchShape | None) -> Collate:
         """Return a collator of sentence pairs."""
         return SentencePairCollator(special_tokens, shape)
+
+    @torch.no_grad()
+    def prepare(self, encoder: Encoder, batch: SentencePairBatch) -> SentencePairBatch:
+        """Add the teacher's vectors of the first sentences."""
+        if self._teacher is None:
+            return batch
+        teacher = self._teacher.encoder
+        (states,) = teacher(batch.tokens, [self._layer(teacher)])
+        return replace(batch, targets=F.normalize(batch.pool(states)[0], dim=-1))
 
     def forward(self, encoder: Encoder, batch: SentencePairBatch) -> LossTerms:
         """Return the loss of mean-pooled sentences."""
         (states,) = encoder(batch.tokens, [self._layer(encoder)])
         keys = (batch.src_keys, batch.tgt_keys)
         with torch.autocast(states.device.type, enabled=False):
-            return self._compare(encoder, batch.pool(states), keys, batch.weights)
+            return self._compare(encoder, batch.pool(states), keys, batch.weights, batch.targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +363,7 @@ class SentencePairBatch(TensorBatch):
     `owners` is the sentence of every token: the pair number for a source, plus the number of pairs
     for a target, and twice that number for special tokens and padding. A pair of weight 0 only
     fills the shape. Pairs with equal `src_keys` (`tgt_keys`) have equal sources (targets).
+    `targets` are the teacher's vectors of the sources, if there is a teacher.
     """
 
     tokens: TokenBatch
@@ -328,6 +371,7 @@ class SentencePairBatch(TensorBatch):
     weights: Float[Tensor, "pairs"]
     src_keys: Int[Tensor, "pairs"]
     tgt_keys: Int[Tensor, "pairs"]
+    targets: Float[Tensor, "pairs hidden"] | None = None
 
     def pool(
         self, states: Float[Tensor, "tokens hidden"]
