@@ -1,17 +1,20 @@
-"""Add Korean, Thai and Urdu to calque-mini: text, development pairs, links, vocabulary and start.
+"""Prepare the two trainings that made calque-mini 2: three more languages, then better links.
 
     python benchmarks/calque_mini_2.py DATA -o WORK --model VERSION_1
     cd WORK && calque train add-languages -o run --set engine.precision=bf16
-    python benchmarks/calque_mini_2.py -o WORK --score WORK/run/model
+    python benchmarks/calque_mini_2.py DATA -o NEXT --refine WORK/run/model
+    cd NEXT && calque train calque-mini-refine -o run --set engine.precision=bf16
+    python benchmarks/calque_mini_2.py -o NEXT --score NEXT/run/model
     python benchmarks/calque_mini_2.py --tiny               (all of its code in a few seconds)
 
 VERSION_1 is the folder of calque-mini in release 0.2.0. DATA has bitext/en-XX.tsv.xz and
-bitext/prose/en-XX.tsv.xz. WORK gets bitext/, dev/ (pairs whose English sentence is in no training
-pair), linked/ (words linked by eflomal) and start/, the model with more pieces: those of the new
-languages, and characters that are missing in the others.
+bitext/prose/en-XX.tsv.xz. Both folders get bitext/, dev/ (pairs whose English sentence is in no
+training pair), linked/ (linked words) and start/, the model that is trained.
 
-The old pieces keep their ids and scores, so that text of the old languages is cut as before. The
-rows of new pieces start from the rows of the English pieces that eflomal links them with.
+First, start/ gets more pieces: those of Korean, Thai and Urdu, and characters that are missing in
+other languages. The old pieces keep their ids and scores, so that text of the old languages is cut
+as before. The rows of new pieces start from the rows of the English pieces that eflomal links them
+with. Then, the model and eflomal together link words of all languages, from which it learns.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from calque.io.segmentation import get_word_splitter
 from calque.models.loading import find_model
 from calque.tokens.tokenizer import FIRST_TOKENS, load_tokenizer, train_tokenizer
 from calque.types import SentencePair
+from calque.word_alignment.hybrid import build_hybrid_words
 from calque.word_alignment.protocol import WordPair
 
 NON_COMMERCIAL = ("xnli", "masakhane")
@@ -50,6 +54,11 @@ HELD_OUT = {"tico19": 12, "konews": 12, "prose": 40, "tatoeba": 60}
 # Most training pairs per language: those of other kinds, and those for missing characters.
 MOST = {"plain": 40_000, "software": 12_000, "bible": 8_000}
 MOST_FOR_CHARACTERS, MOST_LINKED, DEV_PAIRS = 8_000, 12_000, 300
+# The same in the second training, and how many pairs eflomal learns from.
+MOST_REFINED, MOST_HYBRID = {"plain": 37_000, "software": 2_000, "bible": 0}, 5_500
+MOST_FOR_EFLOMAL = 25_000
+# Links that eflomal has in one direction only, and those that it has but not the hybrid.
+ONE_DIRECTION, NOT_HYBRID = 0.4, 0.5
 # Missing characters are added if they occur this often; Chinese and Japanese have the most.
 MIN_COUNT, MIN_COUNT_UNSPACED, UNSPACED = 20, 3, ("ja", "zh")
 
@@ -77,6 +86,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--score", metavar="MODEL", help="measure retrieval in WORK/dev instead")
     parser.add_argument("--model", default="calque-mini", help="the model to extend")
+    parser.add_argument("--refine", metavar="MODEL", help="prepare the second training instead")
     parser.add_argument("--tiny", action="store_true", help="a few pairs and a tiny model")
     options = parser.parse_args()
     if options.tiny:
@@ -84,11 +94,15 @@ def main() -> None:
             data, work = Path(scratch) / "data", Path(scratch) / "work"
             model = write_data(data)
             prepare(data, work, model, "fast-align", {"fr": NewLanguage("[a-zéèà]{2}", 400, 200)})
+            refine(data, Path(scratch) / "next", work / "start", "fast-align")
             score(work / "start", data / "bitext", ["fr"])
     elif options.score is not None and options.output is not None:
-        score(options.score, options.output / "dev", NEW)
+        found = sorted((options.output / "dev").glob("en-*.tsv"))
+        score(options.score, options.output / "dev", [path.stem[3:] for path in found])
     elif options.data is None or options.output is None:
         print("skipped: this script needs a folder with bitext and -o, or --tiny")
+    elif options.refine is not None:
+        refine(options.data, options.output, find_model(options.refine), "eflomal")
     else:
         prepare(options.data, options.output, find_model(options.model), "eflomal", NEW)
 
@@ -113,6 +127,23 @@ def prepare(data: Path, work: Path, model: Path, aligner: Any, new: dict[str, Ne
             link_words(work / "linked" / f"en-{language}", language, kept, aligner)
         print(f"{language}: {len(kept):,} pairs", flush=True)
     start_rows(model, work, aligner)
+
+
+def refine(data: Path, work: Path, model: Path, aligner: Any) -> None:
+    """Write everything that the recipe calque-mini-refine reads."""
+    for folder in ("bitext", "dev", "linked"):
+        (work / folder).mkdir(parents=True, exist_ok=True)
+    shutil.copytree(model, work / "start", dirs_exist_ok=True)
+    encoder = calque.load(model, "cpu")
+    for path in sorted((data / "bitext").glob("en-*.tsv*")):
+        language = path.name[3:5]
+        kept = balance(split_text(data, language, work / "dev"), MOST_REFINED)
+        rows = (f"{pair.src}\t{pair.tgt}\t{pair.tag}" for pair in kept)
+        write_lines(work / "bitext" / f"en-{language}.tsv", rows)
+        if language not in NEW or NEW[language].has_spaces:
+            chosen = kept[:MOST_FOR_EFLOMAL]
+            link_words(work / "linked" / f"en-{language}", language, chosen, aligner, encoder)
+        print(f"{language}: {len(kept):,} pairs", flush=True)
 
 
 def split_text(data: Path, language: str, dev: Path) -> list[SentencePair]:
@@ -149,20 +180,34 @@ def balance(pairs: Iterable[SentencePair], most: dict[str, int]) -> list[Sentenc
     return kept
 
 
-def link_words(path: Path, language: str, pairs: list[SentencePair], aligner: Any) -> None:
-    """Link the words of pairs; links that only one direction has count less."""
+def link_words(
+    path: Path, language: str, pairs: list[SentencePair], aligner: Any, encoder: Any = None
+) -> None:
+    """Link the words of pairs by a statistical aligner, or by an encoder and it together.
+
+    Without an encoder, links of one direction count less; with one, those that both directions of
+    the statistical aligner have and the two together do not.
+    """
     split = get_word_splitter("en"), get_word_splitter(language)
     words = [(split[0](pair.src), split[1](pair.tgt)) for pair in pairs]
     words = [pair for pair in words if all(2 <= len(side) <= 50 for side in pair)]
     statistical = calque.StatisticalAligner.train(words, aligner)
-    head = words[:MOST_LINKED]
+    head = words[: MOST_LINKED if encoder is None else MOST_HYBRID]
     found = statistical.training_directions(0, len(head))
     found = found or (statistical.training_block(0, len(head)).links,) * 2  # fast_align has one
+    directions = [[set(links) for links in side.to_lists()] for side in found]
+    certain = [first & second for first, second in zip(*directions, strict=True)]
+    others = [first ^ second for first, second in zip(*directions, strict=True)]
+    weight = ONE_DIRECTION
+    if encoder is not None:
+        hybrid_words = build_hybrid_words(encoder, statistical.kind, method="argmax")
+        hybrid = calque.HybridAligner(hybrid_words, statistical, is_training_text=True)
+        others, weight = certain, NOT_HYBRID
+        certain = [set(links) for links in hybrid.align(head)]
     lines = []
-    for first, second in zip(*(links.to_lists() for links in found), strict=True):
-        both = set(first) & set(second)
-        links = sorted(set(first) | set(second))
-        lines.append(" ".join(f"{i}-{j}" + ("" if (i, j) in both else ":0.4") for i, j in links))
+    for sure, less in zip(certain, others, strict=True):
+        weights = {**dict.fromkeys(less, f":{weight}"), **dict.fromkeys(sure, "")}
+        lines.append(" ".join(f"{i}-{j}{value}" for (i, j), value in sorted(weights.items())))
     sides = ((" ".join(src), " ".join(tgt)) for src, tgt in head)
     write_lines(path.with_suffix(".text"), map(" ||| ".join, sides))
     write_lines(path.with_suffix(".links"), lines)

@@ -213,7 +213,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }
 OWN_RECIPES = {"adapt", "calque-base-mono", "calque-mini", "calque-mini-align"}
-OWN_RECIPES |= {"add-languages", "sentence-contrastive"}
+OWN_RECIPES |= {"add-languages", "calque-mini-refine", "sentence-contrastive"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
