@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import shutil
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -58,6 +59,17 @@ CHANGES: dict[str, dict[str, Any]] = {
         "objectives.2.weight": 3,  # MLM is learned slowly beside two other losses
         "optimizer.learning_rate": "6e-3",
     },
+    # Its teacher is tested below: here the vocabulary is new.
+    "calque-mini-refine": PAIRED
+    | {
+        "model.start": "null",
+        "objectives.0.layer": 1,
+        "objectives.1.layer": 2,
+        "objectives.1.queue": 0,
+        "objectives.1.teacher": "null",
+        "objectives.1.weight": 0.1,
+        "optimizer.learning_rate": "6e-3",
+    },
     # Only word embeddings are trained, here almost all of them.
     "add-languages": PAIRED
     | {
@@ -75,7 +87,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "objectives.0.weight": 3,  # MLM is learned slowly beside two other losses
         "optimizer.learning_rate": "6e-3",
     },
-    "adapt": {"model.start": "null", "objectives.0.label_layer": 1},
+    "adapt": {"model.start": "null"},
     "l2": {"model.start": "null", "objectives.0.hidden_weight": 0.1},
     # The regularizer keeps the weights near their start, which is random here.
     "weak": {"model.start": "null", "objectives.0.parameter_weight": 0.01},
@@ -155,8 +167,8 @@ def texts(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as the recipes describe it.
 
     bitext/en-de.tsv.xz, text/de.txt.xz, vectors/de.vec, and linked/en-de.text beside
-    linked/en-de.links, where words at the same positions are linked; and a teacher with another
-    vocabulary.
+    linked/en-de.links, where words at the same positions are linked; linked.tsv and linked.links
+    likewise; and a teacher with another vocabulary.
     """
     texts = tmp_path_factory.mktemp("texts")
     (texts / "teacher").symlink_to(tiny_folder)
@@ -167,7 +179,7 @@ def texts(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         with lzma.open(texts / "bitext" / f"{file.name}.xz", "wt", encoding="utf-8") as out:
             out.writelines(f"{line}\n" for line in lines)
         language = file.stem.partition("-")[2]
-        (texts / "bitext.tsv").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        (texts / "linked.tsv").write_text("".join(f"{line}\n" for line in lines), "utf-8")
         with lzma.open(texts / "text" / f"{language}.txt.xz", "wt", encoding="utf-8") as out:
             out.writelines(line.split("\t")[1] + "\n" for line in lines)
         write_vectors(texts / "vectors" / f"{language}.vec", lines)
@@ -180,6 +192,7 @@ def texts(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         beside.with_suffix(".links").write_text(
             "".join(" ".join(f"{k}-{k}" for k in places) + "\n" for places in links)
         )
+        shutil.copy(beside.with_suffix(".links"), texts / "linked.links")
     return texts
 
 
@@ -251,6 +264,23 @@ def test_recipe_trains_a_model_from_text(name: str, capfd: pytest.CaptureFixture
     Path("lines.txt").write_text("Das Gerücht könnte wahr sein.\nHe walked quietly.\n")
     assert run(["embed", "lines.txt", "-o", "v.npy", "--model", model, "--device", "cpu"]) == 0
     assert np.load("v.npy").shape == (2, 48)
+
+
+@pytest.mark.slow
+def test_a_model_is_refined_with_itself_as_the_teacher(capfd: pytest.CaptureFixture[str]) -> None:
+    """Sentences stay near those of the teacher, which is a folder with the same vocabulary."""
+    changes = TINY | CHANGES["calque-mini-refine"]
+    changes |= {"model.start": "teacher", "objectives.1.teacher": "teacher"}
+    changes |= {"objectives.1.queue": 64, "objectives.1.weight": 1.0, "schedule.steps": 8}
+    changes |= {"telemetry.every": 1, "optimizer.learning_rate": "1e-3"}
+    assert run(["train", "calque-mini-refine", *options(changes)]) == 0
+    losses = read_losses("runs/calque-mini-refine")
+    # English sentences are compared with themselves at first, which is easy; others are not.
+    assert losses["loss/sentence_contrastive/accuracy"][0] > 0.45
+    assert losses["loss/sentence_contrastive"][-1] < losses["loss/sentence_contrastive"][1]
+    other = options(changes | {"model.start": "null"})
+    assert run(["train", "calque-mini-refine", "-o", "other", *other]) == 2
+    assert "the teacher of sentence_contrastive has another vocabulary" in capfd.readouterr().err
 
 
 @pytest.mark.slow

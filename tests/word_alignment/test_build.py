@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 import sys
@@ -70,6 +71,7 @@ def test_the_neural_aligner(tiny_folder: Path) -> None:
             "--bitext cannot be used here",
         ),
         ({"adapt_steps": 5}, "--adapt-steps cannot be used here"),
+        ({"adapt": True, "method": "probability"}, "an adapted encoder is not calibrated"),
         ({"save_model": Path("m")}, "--save-model cannot be used here"),
         ({"symmetrize": "best"}, "--symmetrize best does not exist"),
         ({"aligner": "giza"}, "--aligner giza does not exist"),
@@ -155,6 +157,30 @@ def test_hybrid_is_the_default_with_a_bitext(
     result = align_file("test.tsv", model=tiny_encoder, gold="gold", bitext="more.tsv")
     assert result.aligner == "hybrid argmax layer 3"
     assert (result.n_pairs, result.n_training_pairs) == (5, 105)
+
+
+@pytest.mark.parametrize("method", ["probability", "argmax"])
+def test_the_hybrid_keeps_its_method_after_adaptation(
+    method: str, texts: None, tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked_by = []
+
+    def adapt(options: Any, linker: Any, pairs: Any, progress: Any) -> tuple[Encoder, None]:
+        linked_by.append((linker.method, linker.words.settings.threshold))
+        return tiny_encoder, None
+
+    monkeypatch.setattr(build, "choose_library", lambda: "fast-align")
+    monkeypatch.setattr(build, "_adapt", adapt)
+    encoder = copy.deepcopy(tiny_encoder)
+    if method == "probability":
+        calibration = {"slope": 1.0, "intercept": 0.0, "threshold": 0.5}
+        encoder.config.calque = {"alignment": {"calibration": calibration}}
+    Path("gold").write_text("0-0\n" * 5)
+    result = align_file(
+        "test.tsv", model=encoder, gold="gold", bitext="more.tsv", adapt=True, threshold=0.9
+    )
+    assert result.aligner == f"hybrid {method} layer 3"
+    assert linked_by == [("argmax", None)]
 
 
 def test_fast_align_replaces_a_missing_eflomal(

@@ -167,7 +167,8 @@ def align(
     ] = None,
     symmetrize: SymmetrizeOption = None,
     adapt: Annotated[
-        bool, typer.Option("--adapt", help="First train the encoder on the bitext; best on a GPU.")
+        bool,
+        typer.Option("--adapt", help="First train the encoder on the bitext (minutes on a CPU)."),
     ] = False,
     adapt_steps: Annotated[
         int | None,
@@ -175,7 +176,7 @@ def align(
             "--adapt-steps",
             min=1,
             metavar="N",
-            help="Training steps of --adapt. Default: 500 on a GPU, 100 on a CPU.",
+            help="Training steps of --adapt. Default: 500 on a GPU, 200 on a CPU.",
         ),
     ] = None,
     save_model: Annotated[

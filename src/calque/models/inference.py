@@ -112,6 +112,12 @@ def device_of(encoder: Encoder) -> torch.device:
     return next(encoder.parameters()).device
 
 
+def has_fast_bf16() -> bool:
+    """Return whether this CPU has instructions for bf16; others emulate it, which is far slower."""
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
+
+
 def choose_device(name: str = "auto") -> torch.device:
     """Return the named device; with "auto" the GPU if there is one, the CPU otherwise."""
     if name == "auto":

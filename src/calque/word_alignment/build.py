@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from calque.io.resumable import RunSettings
     from calque.models.encoder import Encoder
     from calque.types import Progress
+    from calque.word_alignment.hybrid import HybridAligner
     from calque.word_alignment.neural import AlignSettings, WordAligner
     from calque.word_alignment.protocol import Aligner, WordPair
     from calque.word_alignment.statistical import StatisticalAligner
@@ -102,6 +103,11 @@ class AlignerOptions:
             (self.similarity and not neural, "--similarity", "choose --aligner neural"),
             (self.unit and not neural, "--unit", "choose --aligner neural"),
             (self.scale_first and not neural, "--scale-first", "choose --aligner neural"),
+            (
+                neural and self.adapt and self.method == "probability",
+                "--method probability",
+                "an adapted encoder is not calibrated: choose another method",
+            ),
             (self.save_model and not self.adapt, "--save-model", "add --adapt"),
             (self.adapt_steps and not self.adapt, "--adapt-steps", "add --adapt"),
             (self.maps and not self.languages, "--maps", "add --languages, such as de-en"),
@@ -221,23 +227,15 @@ def build_aligner(
         )
     encoder, adapted = options.load_encoder(), None
     if options.adapt:
-        encoder, adapted = _adapt(options, encoder, chain(read_pairs(), read_bitext()), progress)
-    aligner: Any
-    if statistical is None:
-        aligner = options.build_neural(encoder)
-    else:
-        from calque.word_alignment.hybrid import HybridAligner, build_hybrid_words
-
-        words = build_hybrid_words(
-            encoder,
-            statistical.kind,
-            method=cast(Any, options.method),
-            layer=options.layer,
-            encode=cast(Any, options.encode),
-            threshold=options.threshold,
-            batch_tokens=options.batch_tokens,
-        )
-        aligner = HybridAligner(words, statistical, is_training_text=options.load is None)
+        # Mutual argmax gives the most precise links to learn from.
+        linking = replace(options, method="argmax", threshold=None)
+        linker = _build_neural_or_hybrid(linking, encoder, statistical)
+        if statistical is not None:  # the calibration of the hybrid remains valid
+            method = _build_neural_or_hybrid(options, encoder, statistical).method
+            options = replace(options, method=method)
+        pairs = chain(read_pairs(), read_bitext())
+        encoder, adapted = _adapt(options, linker, pairs, progress)
+    aligner = _build_neural_or_hybrid(options, encoder, statistical)
     device = next(encoder.parameters()).device.type
     return BuiltAligner(
         aligner,
@@ -337,9 +335,29 @@ class _SideOrder:
             yield pair
 
 
+def _build_neural_or_hybrid(
+    options: AlignerOptions, encoder: Encoder, statistical: StatisticalAligner | None
+) -> WordAligner | HybridAligner:
+    """Build the aligner that uses the encoder, alone or with a statistical aligner."""
+    if statistical is None:
+        return options.build_neural(encoder)
+    from calque.word_alignment.hybrid import HybridAligner, build_hybrid_words
+
+    words = build_hybrid_words(
+        encoder,
+        statistical.kind,
+        method=cast(Any, options.method),
+        layer=options.layer,
+        encode=cast(Any, options.encode),
+        threshold=options.threshold,
+        batch_tokens=options.batch_tokens,
+    )
+    return HybridAligner(words, statistical, is_training_text=options.load is None)
+
+
 def _adapt(
     options: AlignerOptions,
-    encoder: Encoder,
+    aligner: WordAligner | HybridAligner,
     pairs: Iterable[WordPair],
     progress: Progress | None,
 ) -> tuple[Encoder, Path | None]:
@@ -349,7 +367,7 @@ def _adapt(
 
     with tempfile.TemporaryDirectory(prefix="calque-adapt-") as scratch:
         folder = adapt_encoder(
-            encoder,
+            aligner,
             pairs,
             options.save_model or Path(scratch),
             steps=options.adapt_steps,

@@ -183,8 +183,9 @@ def align_file(
         save: Folder for the trained statistical model.
         load: Folder of a statistical model saved earlier.
         symmetrize: How eflomal's two directions are combined. Default: grow-diag-final-and.
-        adapt: Train a copy of the encoder on the bitext before it is used.
-        adapt_steps: Number of training steps. Default: 500 on a GPU, 100 on a CPU.
+        adapt: Train a copy of the encoder before it is used, on the links that it finds in the
+            text and the bitext, together with the statistical aligner if there is one.
+        adapt_steps: Number of training steps. Default: 500 on a GPU, 200 on a CPU.
         save_model: Folder for the adapted encoder, which is written to `save_model/run/model`.
         skip_bad: List invalid lines in this file and give them no links, instead of stopping.
         resume: Continue an interrupted run with the same output.
