@@ -41,6 +41,7 @@ from torch.nn import functional as F
 import calque
 from calque.io.bitext import read_bitext
 from calque.io.segmentation import get_word_splitter
+from calque.models.inference import has_fast_bf16
 from calque.models.loading import find_model
 from calque.tokens.tokenizer import FIRST_TOKENS, load_tokenizer, train_tokenizer
 from calque.types import SentencePair
@@ -203,7 +204,8 @@ def link_words(
         hybrid_words = build_hybrid_words(encoder, statistical.kind, method="argmax")
         hybrid = calque.HybridAligner(hybrid_words, statistical, is_training_text=True)
         others, weight = certain, NOT_HYBRID
-        certain = [set(links) for links in hybrid.align(head)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_fast_bf16()):
+            certain = [set(links) for links in hybrid.align(head)]
     lines = []
     for sure, less in zip(certain, others, strict=True):
         weights = {**dict.fromkeys(less, f":{weight}"), **dict.fromkeys(sure, "")}
@@ -275,7 +277,7 @@ def start_rows(old: Path, work: Path, aligner: Any) -> None:
         pairs = list(read_pieces(path, tokenizer, n_old))
         if not pairs:
             continue
-        lexicon = calque.StatisticalAligner.train(pairs, aligner, lowercase=False).lexicon
+        lexicon = calque.StatisticalAligner.train(pairs, aligner, lowercase=False, stem=0).lexicon
         src, tgt = (
             torch.tensor([int(word) for word in side.words]) for side in (lexicon.src, lexicon.tgt)
         )

@@ -239,6 +239,10 @@ def test_a_recipe_reads_what_is_written(
             ["en-de.tsv", "-o", "x", "--symmetrize", "union", "--aligner", "neural"],
             "--symmetrize cannot be used with --aligner neural",
         ),
+        (
+            ["en-de.tsv", "-o", "x", "--stem", "4", "--aligner", "neural"],
+            "--stem is for training fast-align or eflomal",
+        ),
     ],
 )
 def test_errors(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,7 @@ def test_the_neural_aligner(tiny_folder: Path) -> None:
     [
         ({"load": Path("m")}, "--load cannot be used here with --aligner neural"),
         ({"save": Path("m")}, "--save cannot be used here with --aligner neural"),
+        ({"stem": 4}, "--stem cannot be used here with --aligner neural"),
         ({"bitext": ("x",)}, "--bitext cannot be used here with --aligner neural"),
         (
             {"aligner": "eflomal", "adapt": True},

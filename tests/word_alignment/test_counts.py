@@ -85,7 +85,7 @@ def test_rows_are_padded() -> None:
 def test_saved_and_loaded(tmp_path: Path) -> None:
     lexicon = count(LINKS)
     lexicon.write(tmp_path)
-    loaded = LinkLexicon.read(tmp_path, lowercase=True)
+    loaded = LinkLexicon.read(tmp_path, lowercase=True, stem=0)
     np.testing.assert_array_equal(loaded.keys, lexicon.keys)
     np.testing.assert_array_equal(loaded.counts, lexicon.counts)
     assert loaded.src.words == ["das", "haus", "buch"]

@@ -20,23 +20,24 @@ from calque.word_alignment.numbered_text import (
     split_long_pairs,
 )
 
-sentences = st.lists(st.lists(st.text("aAbßİΣ", max_size=2), max_size=4), max_size=6)
+sentences = st.lists(st.lists(st.text("aAbßİΣ", max_size=3), max_size=4), max_size=6)
 
 
-@given(sentences, st.booleans(), st.integers(1, 7))
+@given(sentences, st.booleans(), st.integers(0, 2), st.integers(1, 7))
 def test_numbers_are_in_order_of_first_occurrence(
-    text: list[list[str]], lowercase: bool, chunk: int
+    text: list[list[str]], lowercase: bool, stem: int, chunk: int
 ) -> None:
-    words = WordNumbering(lowercase=lowercase)
+    words = WordNumbering(lowercase=lowercase, stem=stem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(numbered_text, "CHUNK_PAIRS", chunk)
         numbered = number_pairs(zip(text, text, strict=True), words, words).src
         found = list(numbered.sentences())
         assert list(numbered.sentences(1, 3)) == found[1:3]
     folded = [[word.lower() if lowercase else word for word in sentence] for sentence in text]
+    folded = [[word[: stem or None] for word in sentence] for sentence in folded]
     assert [[words.words[k] for k in sentence] for sentence in found] == folded
     assert words.words == list(dict.fromkeys(word for sentence in folded for word in sentence))
-    again = WordNumbering(words.words, lowercase=lowercase)
+    again = WordNumbering(words.words, lowercase=lowercase, stem=stem)
     np.testing.assert_array_equal(again.find(text).ids, numbered.ids)
 
 

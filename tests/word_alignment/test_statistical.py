@@ -197,7 +197,7 @@ def test_long_sentences_are_learned_in_parts(
 def test_any_string_is_a_word(kind: StatisticalKind, tmp_path: Path) -> None:
     words = ["|||", "<eps>", "<null>", "a b", "\n", "\t", "\u00a0", "\u2028", "", "\ud800", "-1"]
     pairs = [(words, words), *make_bitext(40, seed=6)[0]]
-    aligner = StatisticalAligner.train(pairs * 3, kind)
+    aligner = StatisticalAligner.train(pairs * 3, kind, stem=0)
     block = aligner.align_block([(words, words)])
     assert block.links.src.max() < len(words) and block.links.tgt.max() < len(words)
     aligner.save(tmp_path / "model")
@@ -221,6 +221,40 @@ def test_case_is_kept_on_demand(kind: StatisticalKind) -> None:
     aligner = StatisticalAligner.train(pairs, kind, lowercase=False)
     assert aligner.lexicon.src.words == ["Sie", "sie", "SIE"]
     assert StatisticalAligner.train(pairs, kind).lexicon.src.words == ["sie"]
+
+
+@both_kinds
+def test_forms_of_a_word_are_learned_together(kind: StatisticalKind, tmp_path: Path) -> None:
+    """Every word of the toy language has 40 endings, so that most forms occur once or twice."""
+    generator = random.Random(1)
+
+    def inflect(word: str) -> str:
+        return f"{word:_<5}{generator.choice('abcdefgh')}{generator.choice('vwxyz')}"
+
+    def inflect_all(pairs: list[WordPair]) -> list[WordPair]:
+        return [(list(map(inflect, src)), list(map(inflect, tgt))) for src, tgt in pairs]
+
+    (seen, gold), (new, new_gold) = make_bitext(100, seed=3), make_bitext(20, seed=4)
+    seen, new = inflect_all(seen), inflect_all(new)
+    stems, forms = (StatisticalAligner.train(seen, kind, stem=stem) for stem in (5, 0))
+    assert score(training_links(stems), gold) > 0.9 > 0.8 > score(training_links(forms), gold)
+    assert all(len(word) == 5 for word in stems.lexicon.src.words)
+    stems.save(tmp_path / "stems")
+    assert score(StatisticalAligner.load(tmp_path / "stems").align(new), new_gold) > 0.9
+
+
+@both_kinds
+def test_saved_models_of_earlier_versions_have_whole_words(
+    kind: StatisticalKind, tmp_path: Path
+) -> None:
+    pairs = [(["arbeite", "arbeitet"], ["work", "works"])] * 5
+    StatisticalAligner.train(pairs, kind, stem=0).save(tmp_path / "model")
+    manifest = tmp_path / "model" / "manifest.json"
+    settings = json.loads(manifest.read_text())
+    assert settings.pop("stem") == 0
+    manifest.write_text(json.dumps(settings))
+    found = StatisticalAligner.load(tmp_path / "model").lexicon.src.find([["arbeitet", "arbei"]])
+    assert found.ids.tolist() == [1, -1]
 
 
 @both_kinds
@@ -306,7 +340,7 @@ def test_fast_align_gives_the_links_that_direct_calls_give(
     import systran_align
 
     aligner = StatisticalAligner.train(real_pairs, "fast-align")
-    sides = [[[word.lower() for word in pair[side]] for pair in real_pairs] for side in (0, 1)]
+    sides = [[[word.lower()[:5] for word in pair[side]] for pair in real_pairs] for side in (0, 1)]
     lines = [f"{' '.join(src)} ||| {' '.join(tgt)}\n" for src, tgt in zip(*sides, strict=True)]
     (tmp_path / "text").write_text("".join(lines), "utf-8")
     paths = [str(tmp_path / name) for name in ("text", "forward", "backward")]
@@ -339,7 +373,7 @@ def test_eflomal_gets_the_input_that_its_own_tool_writes(
         kept.update({path.name: path.read_bytes() for path in Path(args[0]).parent.iterdir()})
 
     monkeypatch.setattr(eflomal, "align", align)
-    aligner = StatisticalAligner.train(real_pairs, "eflomal", symmetrize="union")
+    aligner = StatisticalAligner.train(real_pairs, "eflomal", symmetrize="union", stem=0)
     for side, name in enumerate(("src", "tgt")):
         with tempfile.TemporaryFile() as stream:
             lines = [" ".join(pair[side]) for pair in real_pairs]

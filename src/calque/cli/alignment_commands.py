@@ -39,6 +39,16 @@ SymmetrizeOption = Annotated[
         "Default: grow-diag-final-and.",
     ),
 ]
+StemOption = Annotated[
+    int | None,
+    typer.Option(
+        "--stem",
+        min=0,
+        metavar="N",
+        help="eflomal and fast-align treat words with the same first N letters as one word; "
+        "0: whole words. Default: 5.",
+    ),
+]
 
 
 def align(
@@ -166,6 +176,7 @@ def align(
         typer.Option("--load", metavar="DIR", help="Use a statistical model saved with --save."),
     ] = None,
     symmetrize: SymmetrizeOption = None,
+    stem: StemOption = None,
     adapt: Annotated[
         bool,
         typer.Option("--adapt", help="First train the encoder on the bitext (minutes on a CPU)."),
@@ -322,6 +333,7 @@ def align(
             save=save,
             load=load,
             symmetrize=symmetrize,
+            stem=stem,
             adapt=adapt,
             adapt_steps=adapt_steps,
             save_model=save_model,
@@ -431,6 +443,7 @@ def links(
         ),
     ] = None,
     symmetrize: SymmetrizeOption = None,
+    stem: StemOption = None,
     languages: LanguagePairOption = None,
     leave_out: Annotated[
         str | None,
@@ -515,6 +528,7 @@ def links(
             aligner=aligner,
             links=given or (),
             symmetrize=symmetrize,
+            stem=stem,
             languages=languages,
             leave_out=_split_list(leave_out or ""),
             tokenized=tokenized,

@@ -58,6 +58,7 @@ class AlignerOptions:
     save: Path | None = None
     load: Path | None = None
     symmetrize: str | None = None
+    stem: int | None = None
     adapt: bool = False
     adapt_steps: int | None = None
     save_model: Path | None = None
@@ -80,6 +81,11 @@ class AlignerOptions:
             (neural and self.load, "--load", "choose --aligner hybrid, eflomal or fast-align"),
             (neural and self.save, "--save", "choose --aligner hybrid, eflomal or fast-align"),
             (neural and self.symmetrize, "--symmetrize", "choose --aligner eflomal"),
+            (
+                self.stem is not None and (neural or self.load),
+                "--stem",
+                "it is for training a statistical aligner: drop it",
+            ),
             (
                 neural and self.bitext and not self.adapt,
                 "--bitext",
@@ -188,6 +194,7 @@ class BuiltAligner:
             "threshold": options.threshold,
             "batch_tokens": options.batch_tokens,
             "symmetrize": options.symmetrize,
+            "stem": options.stem,
         }
         if options.languages is not None:
             settings["languages"] = "-".join(options.languages)
@@ -284,7 +291,11 @@ def _get_statistical(
     progress: Progress | None,
 ) -> StatisticalAligner:
     """Load the statistical aligner, or train it on the pairs and the additional bitext."""
-    from calque.word_alignment.statistical import DEFAULT_SYMMETRIZATION, StatisticalAligner
+    from calque.word_alignment.statistical import (
+        DEFAULT_STEM,
+        DEFAULT_SYMMETRIZATION,
+        StatisticalAligner,
+    )
 
     if options.load is not None:
         model = StatisticalAligner.load(options.load)
@@ -298,6 +309,7 @@ def _get_statistical(
         chain(order.read_text(read_pairs()), order.read_bitext(read_bitext())),
         kind,
         symmetrize=options.symmetrize or DEFAULT_SYMMETRIZATION,
+        stem=DEFAULT_STEM if options.stem is None else options.stem,
         progress=progress,
     )
     if order.n_swapped > SWAP_RATIO * order.n_matching:

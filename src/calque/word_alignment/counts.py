@@ -57,10 +57,12 @@ class LinkLexicon:
         np.save(folder / "lexicon.counts.npy", self.counts)
 
     @classmethod
-    def read(cls, folder: Path, *, lowercase: bool) -> LinkLexicon:
+    def read(cls, folder: Path, *, lowercase: bool, stem: int) -> LinkLexicon:
         """Read words and counts from a folder."""
         src, tgt = (
-            WordNumbering(read_word_list(folder / f"{side}.words.json"), lowercase=lowercase)
+            WordNumbering(
+                read_word_list(folder / f"{side}.words.json"), lowercase=lowercase, stem=stem
+            )
             for side in ("src", "tgt")
         )
         keys, counts = (read_array(folder / f"lexicon.{name}.npy") for name in ("keys", "counts"))

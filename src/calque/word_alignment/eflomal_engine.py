@@ -89,7 +89,10 @@ class EflomalCounts:
         self, lexicon: LinkLexicon, pairs: Sequence[WordPair]
     ) -> tuple[tuple[PackedLinks, ...], SplitPairs]:
         """Align a new text; its words are numbered separately from those of the lexicon."""
-        src, tgt = (WordNumbering(lowercase=side.lowercase) for side in (lexicon.src, lexicon.tgt))
+        src, tgt = (
+            WordNumbering(lowercase=side.lowercase, stem=side.stem)
+            for side in (lexicon.src, lexicon.tgt)
+        )
         parts, split = split_long_pairs(number_pairs(pairs, src, tgt))
         if len(parts) == 0:
             return (PackedLinks.of([]), PackedLinks.of([])), split

@@ -126,6 +126,7 @@ def align_file(
     save: PathLike | None = None,
     load: PathLike | None = None,
     symmetrize: str | None = None,
+    stem: int | None = None,
     adapt: bool = False,
     adapt_steps: int | None = None,
     save_model: PathLike | None = None,
@@ -183,6 +184,8 @@ def align_file(
         save: Folder for the trained statistical model.
         load: Folder of a statistical model saved earlier.
         symmetrize: How eflomal's two directions are combined. Default: grow-diag-final-and.
+        stem: Statistical aligners treat words with the same first `stem` letters as one word.
+            Default: 5; 0 distinguishes all words.
         adapt: Train a copy of the encoder before it is used, on the links that it finds in the
             text and the bitext, together with the statistical aligner if there is one.
         adapt_steps: Number of training steps. Default: 500 on a GPU, 200 on a CPU.
@@ -213,6 +216,7 @@ def align_file(
         save=_path(save),
         load=_path(load),
         symmetrize=symmetrize,
+        stem=stem,
         adapt=adapt,
         adapt_steps=adapt_steps,
         save_model=_path(save_model),

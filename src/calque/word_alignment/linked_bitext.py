@@ -65,6 +65,7 @@ from calque.word_alignment.protocol import (
     WordPair,
 )
 from calque.word_alignment.statistical import (
+    DEFAULT_STEM,
     DEFAULT_SYMMETRIZATION,
     LIBRARIES,
     StatisticalAligner,
@@ -186,6 +187,7 @@ def link_bitext(
     aligner: str | Aligner | None = None,
     links: PathLike | Sequence[PathLike] = (),
     symmetrize: str | None = None,
+    stem: int | None = None,
     languages: LanguagePair | None = None,
     leave_out: Collection[str] = (),
     tokenized: bool | None = None,
@@ -219,6 +221,8 @@ def link_bitext(
             "neural", or any object with the method `align_block`.
         links: Files with links found earlier, one for each bitext, instead of an aligner.
         symmetrize: How eflomal's two directions are combined. Default: grow-diag-final-and.
+        stem: Statistical aligners treat words with the same first `stem` letters as one word.
+            Default: 5; 0 distinguishes all words, as Wu and Dredze (2020) do.
         languages: Languages of the two sides, such as "de-en". Default: inferred from file names.
         leave_out: Languages whose bitexts are left out.
         tokenized: The words of the input are separated by spaces. Default: true with `links`;
@@ -248,6 +252,11 @@ def link_bitext(
         (
             aligner == "neural" and symmetrize,
             "--symmetrize cannot be used with --aligner neural",
+            "drop it",
+        ),
+        (
+            stem is not None and (given or aligner == "neural"),
+            "--stem is for training fast-align or eflomal",
             "drop it",
         ),
         (model and aligner != "neural", "--model needs an encoder", "add --aligner neural"),
@@ -288,6 +297,7 @@ def link_bitext(
         Path(output),
         chosen,
         symmetrize or DEFAULT_SYMMETRIZATION,
+        DEFAULT_STEM if stem is None else stem,
         rules,
         skip_bad,
         block_pairs or BLOCK_PAIRS,
@@ -502,6 +512,7 @@ class _Linker:
     folder: Path
     aligner: StatisticalKind | Aligner
     symmetrize: str
+    stem: int
     rules: LinkRules
     skip_bad: PathLike | None
     block_pairs: int
@@ -564,6 +575,7 @@ class _Linker:
                 self._write_words(pairs, stream, bitext.name),
                 aligner,
                 symmetrize=self.symmetrize,
+                stem=self.stem,
                 progress=lambda stage, done, total: self.progress(
                     f"{bitext.name}: {stage}", done, total
                 ),
@@ -593,7 +605,11 @@ class _Linker:
         if bitext.links is not None:
             entry["links"] = Path(bitext.links).name
         elif isinstance(self.aligner, str):
-            entry |= {"aligner": self.aligner, "symmetrize": self.symmetrize}
+            entry |= {
+                "aligner": self.aligner,
+                "symmetrize": self.symmetrize,
+                "stem": self.stem,
+            }
         else:
             details = (getattr(self.aligner, name, None) for name in ("method", "layer"))
             known = (str(detail) for detail in details if detail is not None)

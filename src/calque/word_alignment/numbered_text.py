@@ -34,12 +34,13 @@ MAX_WORDS = 1023
 class WordNumbering:
     """The words of a language, numbered in the order of their first occurrence.
 
-    With `lowercase`, words that differ only in case have the same number.
+    With `lowercase`, words that differ only in case have the same number. With `stem`, words with
+    the same first letters have, which unites most forms of a word.
     """
 
-    def __init__(self, words: Iterable[str] = (), *, lowercase: bool = True) -> None:
-        self.lowercase, self.words = lowercase, list(words)
-        self._numbers = _Numbers(self.words, lowercase)
+    def __init__(self, words: Iterable[str] = (), *, lowercase: bool = True, stem: int = 0) -> None:
+        self.lowercase, self.stem, self.words = lowercase, stem, list(words)
+        self._numbers = _Numbers(self.words, lowercase, stem)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -52,11 +53,9 @@ class WordNumbering:
     def find(self, sentences: Iterable[Sequence[str]]) -> NumberedText:
         """Number the words of sentences without adding any; an unknown word is −1."""
         sides = list(sentences)
-        known = self._numbers.get
+        known, shorten = self._numbers.get, self._numbers.shorten
         words = chain.from_iterable(sides)
-        if self.lowercase:
-            return _to_text(sides, (known(w, known(w.lower(), UNKNOWN)) for w in words))
-        return _to_text(sides, (known(word, UNKNOWN) for word in words))
+        return _to_text(sides, (known(w, known(shorten(w), UNKNOWN)) for w in words))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,15 +230,20 @@ def _split_side(n_words: int, n_segments: int) -> tuple[IntArray, IntArray]:
 class _Numbers(dict[str, int]):
     """Numbers of word forms; looking up an unknown form adds it.
 
-    The original forms are keys too, so that most words need not be lowercased again.
+    The original forms are keys too, so that most words need not be shortened again.
     """
 
-    def __init__(self, words: list[str], lowercase: bool) -> None:
+    def __init__(self, words: list[str], lowercase: bool, stem: int) -> None:
         super().__init__((word, number) for number, word in enumerate(words))
-        self.words, self.lowercase = words, lowercase
+        self.words, self.lowercase, self.stem = words, lowercase, stem
+
+    def shorten(self, form: str) -> str:
+        """Return what words with the same number have in common."""
+        word = form.lower() if self.lowercase else form
+        return word[: self.stem] if self.stem else word
 
     def __missing__(self, form: str) -> int:
-        word = form.lower() if self.lowercase else form
+        word = self.shorten(form)
         number = self.get(word)
         if number is None:
             number = self[word] = len(self.words)
