@@ -98,13 +98,15 @@ def load(
     device: str = "auto",
     *,
     maps: bool | str | Path | None = None,
+    precision: str = "auto",
 ) -> Model:
-    """Load a model for inference: in bfloat16 on CUDA, in single precision elsewhere.
+    """Load a model for inference.
 
     Args:
         name: Folder, hub name or `calque-mini`, which is also the default.
         device: `auto` (the GPU if there is one), `cpu`, `cuda`, `cuda:1`, ...
         maps: True to load the linear maps of languages in the model's folder, or another folder.
+        precision: `fp32`, `bf16`, or `auto`: bf16 on CUDA, fp32 elsewhere.
 
     Examples:
         >>> import calque
@@ -112,4 +114,4 @@ def load(
         >>> model.n_layers, model.hidden_size
         (8, 384)
     """
-    return load_encoder(name, device, maps=maps, cls=Model)
+    return load_encoder(name, device, maps=maps, precision=precision, cls=Model)

@@ -116,7 +116,11 @@ def test_invalid_lines_can_be_skipped(
 
 @pytest.mark.parametrize(
     ("options", "problem"),
-    [(["--layer", "9"], "layer 9 does not exist"), (["--device", "toaster"], "device 'toaster'")],
+    [
+        (["--layer", "9"], "layer 9 does not exist"),
+        (["--device", "toaster"], "device 'toaster'"),
+        (["--precision", "fp8"], "--precision fp8 does not exist"),
+    ],
 )
 def test_invalid_options(
     tmp_path: Path,

@@ -9,6 +9,7 @@ import re
 import runpy
 import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from calque.cli import run
 from calque.io.locks import lock_output
 from calque.io.resumable import ResumeWarning
+from calque.models import inference
 from calque.sentences import mine as mining
 
 write_bucc = runpy.run_path(str(Path(__file__).parents[1] / "bucc_files.py"))["write_bucc"]
@@ -127,6 +129,21 @@ def test_an_interrupted_run_is_resumed(
     assert len(rest) == 2  # of 3 + 3 blocks
     assert [row[1:] for row in read(out)] == [row[1:] for row in read(whole)]
     assert not list(out.parent.glob("*.mining"))
+
+
+def test_vectors_of_another_precision_are_not_used(
+    texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = texts[0].parent / "out.tsv"
+    search = mining._search
+    monkeypatch.setattr(mining, "_search", Mock(side_effect=KeyboardInterrupt))
+    assert mine(*texts, "-o", out, "--precision", "fp32") == 130
+    monkeypatch.setattr(mining, "_search", search)
+    monkeypatch.setattr(inference, "has_fast_bf16", lambda: True)
+    embed = Mock(side_effect=mining._embed)
+    monkeypatch.setattr(mining, "_embed", embed)
+    assert mine(*texts, "-o", out, "--resume", "--precision", "bf16") == 0
+    assert embed.call_count == 2  # both texts again
 
 
 @pytest.mark.parametrize(("pattern", "n_again"), [("*-*.f32", 4), ("*.partial/part-0", 3)])

@@ -20,6 +20,7 @@ from calque.cli.options import (
     MapsOption,
     ModelOption,
     OverwriteOption,
+    PrecisionOption,
     ResumeOption,
     SkipBadOption,
 )
@@ -267,6 +268,7 @@ def align(
     maps: MapsOption = None,
     batch_tokens: BatchTokensOption = None,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
 ) -> None:
     """Link the words of sentences that translate each other.
 
@@ -341,6 +343,7 @@ def align(
             resume=resume,
             batch_tokens=batch_tokens,
             device=device,
+            precision=precision,
             progress=progress,
         )
     if not result.is_main:

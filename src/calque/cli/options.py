@@ -18,6 +18,14 @@ ModelOption = Annotated[
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, ...")
 ]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        metavar="NAME",
+        help="fp32, bf16 (faster on CPUs with instructions for it), or auto: bf16 on a GPU.",
+    ),
+]
 LayerOption = Annotated[
     int | None,
     typer.Option(

@@ -13,6 +13,7 @@ from calque.cli.options import (
     LayerOption,
     MapsOption,
     ModelOption,
+    PrecisionOption,
     RawOption,
     ResumeOption,
     SkipBadOption,
@@ -50,6 +51,7 @@ def embed(
     ] = False,
     skip_bad: SkipBadOption = None,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
 ) -> None:
     """Turn each line of a text into a vector.
 
@@ -77,6 +79,7 @@ def embed(
             normalize=normalize,
             skip_bad=skip_bad,
             device=device,
+            precision=precision,
             progress=progress,
         )
     counts = result.counts
@@ -150,6 +153,7 @@ def mine(
     resume: ResumeOption = False,
     skip_bad: SkipBadOption = None,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
 ) -> None:
     """Find sentences of two texts that translate each other.
 
@@ -185,6 +189,7 @@ def mine(
             resume=resume,
             skip_bad=skip_bad,
             device=device,
+            precision=precision,
             progress=progress,
         )
     if (score := result.dev_score) is not None:

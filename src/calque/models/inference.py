@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
-from calque.errors import InputError, first_line
+from calque.errors import InputError, check_choice, first_line
 from calque.models.encoder import Encoder
 from calque.models.language_maps import OWN_FOLDER, load_maps
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 EncoderT = TypeVar("EncoderT", bound=Encoder)
 BatchT = TypeVar("BatchT")
+PRECISIONS = ("auto", "fp32", "bf16")
 
 
 def load_encoder(
@@ -32,22 +33,23 @@ def load_encoder(
     device: str = "auto",
     *,
     maps: bool | str | Path | None = None,
+    precision: str = "auto",
     cls: type[EncoderT] = Encoder,  # type: ignore[assignment]
 ) -> EncoderT:
-    """Load an encoder for inference: in bfloat16 on CUDA, in single precision elsewhere.
+    """Load an encoder for inference.
 
     Args:
         name: Folder, hub name or `calque-mini`, which is also the default. An encoder that is
             already loaded is returned as it is.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         maps: True to load the linear maps of languages in the model's folder, or another folder.
+        precision: `fp32`, `bf16`, or `auto`: bf16 on CUDA, fp32 elsewhere.
         cls: Class of the returned object.
     """
     if isinstance(name, Encoder):
         return name
     torch_device = choose_device(device)
-    dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
-    encoder = cls.load(name, device=torch_device, dtype=dtype)
+    encoder = cls.load(name, device=torch_device, dtype=choose_dtype(precision, torch_device))
     if maps is not None and maps is not False:
         folder = encoder.folder if maps is True or maps == OWN_FOLDER else Path(maps)
         encoder.maps = load_maps(folder, encoder.hidden_size, encoder.n_layers).to(torch_device)
@@ -116,6 +118,18 @@ def has_fast_bf16() -> bool:
     """Return whether this CPU has instructions for bf16; others emulate it, which is far slower."""
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
+
+
+def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Return the type of an encoder's weights and states on a device."""
+    check_choice("--precision", precision, PRECISIONS)
+    if precision == "bf16" and device.type == "cpu" and not has_fast_bf16():
+        raise InputError(
+            "this CPU has no instructions for bf16, which would be far slower than fp32",
+            fix="use --precision fp32",
+        )
+    is_bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
+    return torch.bfloat16 if is_bf16 else torch.float32
 
 
 def choose_device(name: str = "auto") -> torch.device:

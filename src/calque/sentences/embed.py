@@ -104,6 +104,7 @@ def embed_file(
     normalize: bool = False,
     skip_bad: PathLike | None = None,
     device: str = "auto",
+    precision: str = "auto",
     progress: Progress | None = None,
 ) -> EmbedResult:
     """Write one vector per line of a text to a .npy file; row k is line k.
@@ -123,6 +124,7 @@ def embed_file(
         normalize: Scale every vector to length one.
         skip_bad: Give invalid lines a zero vector and list them in this file.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
+        precision: `fp32`, `bf16`, or `auto`: bf16 on CUDA, fp32 elsewhere.
         progress: Called with the stage, the lines done and their number.
 
     Examples:
@@ -148,7 +150,8 @@ def embed_file(
             progress("reading", 0, None)
         n_lines = count_input_lines(file, skip_bad=skipped is not None)
         map_folder = True if maps is None else os.fspath(maps)
-        encoder = load_encoder(model, device, maps=None if language is None else map_folder)
+        own_maps = None if language is None else map_folder
+        encoder = load_encoder(model, device, maps=own_maps, precision=precision)
         lines = read_lines(file, skipped, blank_bad=True)
         number, transform = choose_output(encoder, layer, raw, language)
         counts, total = EmbedCounts(), np.zeros(encoder.hidden_size)

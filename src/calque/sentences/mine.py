@@ -115,6 +115,7 @@ def mine(
     resume: bool = False,
     skip_bad: PathLike | None = None,
     device: str = "auto",
+    precision: str = "auto",
     progress: Progress | None = None,
 ) -> MineResult:
     """Find sentences of two texts that translate each other, and write them, best first.
@@ -145,6 +146,7 @@ def mine(
         resume: Continue an interrupted run with the same output.
         skip_bad: Skip invalid lines and list them in this file.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
+        precision: `fp32`, `bf16`, or `auto`: bf16 on CUDA, fp32 elsewhere.
         progress: Called with the stage, the sentences done and their number.
 
     Examples:
@@ -174,7 +176,7 @@ def mine(
             gold = locate_gold(dev, stores or [len(side.vectors.array) for side in sides or ()])
         n_long = 0
         if sides is None:
-            encoder = load_encoder(model, device)
+            encoder = load_encoder(model, device, precision=precision)
             check_faiss_index(index, encoder.hidden_size)
             sides, n_long = _embed_sides(encoder, stores, folder, layer, raw, resume, progress)
         pairs = _search(*sides, margin, retrieval, neighbors, index, probes, progress)
@@ -519,7 +521,8 @@ def _embed(
 def _hash_inputs(encoder: Encoder, store: SentenceStore, layer: int | None, raw: bool) -> str:
     files = sorted(Path(encoder.folder).glob("*.safetensors"))
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    inputs = repr((stamps, layer, raw, store.digest, len(store)))
+    dtype = next(encoder.parameters()).dtype
+    inputs = repr((stamps, str(dtype), layer, raw, store.digest, len(store)))
     return hashlib.blake2b(inputs.encode(), digest_size=8).hexdigest()
 
 

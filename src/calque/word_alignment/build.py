@@ -54,6 +54,7 @@ class AlignerOptions:
     threshold: float | None = None
     batch_tokens: int | None = None
     device: str = "auto"
+    precision: str = "auto"
     bitext: tuple[str, ...] = ()
     save: Path | None = None
     load: Path | None = None
@@ -143,7 +144,7 @@ class AlignerOptions:
         if isinstance(self.model, Encoder):
             return self.model
         maps = None if self.languages is None else self.maps or True
-        return load_encoder(self.model, self.device, maps=maps)
+        return load_encoder(self.model, self.device, maps=maps, precision=self.precision)
 
     def build_neural(self, encoder: Encoder) -> WordAligner:
         """Build the aligner that uses the encoder alone."""
@@ -205,6 +206,7 @@ class BuiltAligner:
             settings["statistics"] = fingerprint(options.load)
         if self.encoder is not None:
             settings["device"] = next(self.encoder.parameters()).device.type
+            settings["precision"] = options.precision
             with suppress(InputError):  # a model that was built in memory has no folder
                 settings["model"] = None if options.adapt else fingerprint(self.encoder.folder)
         return settings
@@ -385,4 +387,5 @@ def _adapt(
             steps=options.adapt_steps,
             progress=progress,
         )
-        return load_encoder(folder, options.device), options.save_model and folder
+        encoder = load_encoder(folder, options.device, precision=options.precision)
+        return encoder, options.save_model and folder

@@ -134,6 +134,7 @@ def align_file(
     resume: bool = False,
     batch_tokens: int | None = None,
     device: str = "auto",
+    precision: str = "auto",
     progress: Progress | None = None,
 ) -> AlignResult:
     """Link the words of the sentence pairs in a file and write one line of links per pair.
@@ -194,6 +195,7 @@ def align_file(
         resume: Continue an interrupted run with the same output.
         batch_tokens: Tokens per batch. Default: chosen for the device.
         device: "auto", "cpu", "cuda", "cuda:1", ...
+        precision: "fp32", "bf16", or "auto": bf16 on CUDA, fp32 elsewhere.
         progress: Called with stage, pairs done and pairs in total during the work.
     """
     check_choice("--format", format, get_args(LinkFormat))
@@ -212,6 +214,7 @@ def align_file(
         threshold=threshold,
         batch_tokens=batch_tokens,
         device=device,
+        precision=precision,
         bitext=tuple(os.fspath(path) for path in more),
         save=_path(save),
         load=_path(load),
