@@ -97,6 +97,14 @@ def test_binary_files_of_word2vec_have_line_ends(read):
     assert read(data) == (["cat", "dog"], rows.tolist())
 
 
+@pytest.mark.parametrize("first", [b"5\x0cab", b"7 ab", b" 1\nb", b"1 2\xff"])
+def test_binary_numbers_may_begin_like_text(read, first):
+    """The bytes of a number may be a digit and a blank."""
+    rows = np.frombuffer(first + np.float32([0.25, -3, 10]).tobytes(), "<f4").reshape(2, 2)
+    data = b"2 2\ncat " + rows[0].tobytes() + b"\ndog " + rows[1].tobytes() + b"\n"
+    assert read(data) == (["cat", "dog"], rows.tolist())
+
+
 @pytest.mark.parametrize(
     "data",
     [

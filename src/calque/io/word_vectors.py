@@ -429,7 +429,9 @@ def parse_line(line: bytes, n_numbers: int) -> tuple[str, list[float]] | BadLine
 def is_binary(head: bytes, n_numbers: int) -> bool:
     """Return whether the numbers after the header are bytes instead of digits."""
     vector = head.partition(b" ")[2][: n_numbers * FLOAT.itemsize]
-    if parse_number(b"".join(vector.split(None, 1)[:1])) is not None:
+    # Several, because the first bytes of a number may be a digit and a blank.
+    fields = vector.split(None, 3)[:3]
+    if fields and all(parse_number(field) is not None for field in fields):
         return False
     if any(byte < BLANK and byte not in b"\t\r\n" for byte in vector):
         return True
