@@ -387,5 +387,5 @@ def _adapt(
             steps=options.adapt_steps,
             progress=progress,
         )
-        encoder = load_encoder(folder, options.device, precision=options.precision)
+        encoder: Encoder = load_encoder(folder, options.device, precision=options.precision)
         return encoder, options.save_model and folder
