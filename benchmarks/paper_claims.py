@@ -6,10 +6,10 @@
 
 benchmarks/paper_claims.toml has the claims, the figures of the papers and which results belong to
 them. Our own figures are never typed: they come from the runs in docs/studies/*.json, or from a
-cell of a stored table (`page`) where only tables exist. Differences of runs are paired by seed, and
-their 95 % intervals are Student's t, both by `calque.report`. Scores of layers are those at two
-thirds of the depth, where the papers measure word alignment (8 of 12), so that no layer is chosen
-on the test.
+cell of a stored table (`page`) where only tables exist. Differences in tasks (`task`) are those of
+`calque compare`, whose 95 % intervals cover seeds and test items. Other differences of runs are
+paired by seed, and their intervals are Student's t. Scores of layers are those at two thirds of the
+depth, where the papers measure word alignment (8 of 12), so that no layer is chosen on the test.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from metaxlm_report import AER, NER, POS, SIGNS, TATOEBA, collect
+from mono_report import TASKS
 from veco_report import DIRECTIONS, name_direction
 
 from calque.report.statistics import interval_half_width, paired_error, summarize
@@ -47,6 +48,8 @@ INDICATIONS = {
 MIXED = "indication: mixed"
 NAMES = {POS: "POS", NER: "NER", TATOEBA: "Tatoeba", AER: "AER"}
 STARTS = {
+    "mono": "mono start",
+    "english": "own",
     "own": "own",
     "minilm": "MiniLM",
     "scratch": "from scratch",
@@ -69,6 +72,7 @@ class Figure:
     expected: int
     margin: float = 0.0
     digits: int = 1
+    bounds: tuple[float, float] | None = None  # of an interval that is not symmetric
 
     @property
     def has_interval(self) -> bool:
@@ -81,8 +85,8 @@ class Figure:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The bounds of the 95 % interval of the difference."""
-        if self.half_width is None:
-            return None
+        if self.half_width is None or self.bounds is not None:
+            return self.bounds
         return self.difference - self.half_width, self.difference + self.half_width
 
     @property
@@ -151,7 +155,19 @@ def show_signed(number: float, digits: int) -> str:
 def read_runs(study: str) -> tuple[Run, ...]:
     """Return the runs of a study by seed."""
     content = json.loads((ROOT / "docs" / "studies" / f"{study}.json").read_text("utf-8"))
-    return tuple(sorted(content["cells"].values(), key=lambda run: run["seed"]))
+    return tuple(sorted(list_runs(content["cells"]), key=lambda run: run["seed"]))
+
+
+def list_runs(cells: Any) -> list[Run]:
+    """Return the runs of a stored study, with the name that AER has in all of them."""
+    runs = cells if isinstance(cells, list) else cells.values()
+    names = {"word_alignment": AER}
+    return [
+        run | {"scores": {names.get(name, name): value for name, value in run["scores"].items()}}
+        if "scores" in run
+        else run
+        for run in runs
+    ]
 
 
 def find_runs(study: str, start: str, method: str, measure: str, decoder: str) -> dict[int, Run]:
@@ -225,10 +241,11 @@ def compare_study(spec: Mapping[str, Any], expected: int | None, margin: float) 
     if spec.get("layers") == "each":
         outcomes = []
         depth = collect(runs.values(), name).shape[1] - 1
-        for layer in range(1, depth + 1):
+        for layer in range(spec.get("first_layer", 1), depth + 1):
             figure = Figure(label, *compare_runs(runs, others, (measure, other), layer), sign)
             outcomes.append(figure.outcome)
-        return LayerCount(label, outcomes.count("holds"), outcomes.count("fails"), depth)
+        n_layers = len(outcomes)
+        return LayerCount(label, outcomes.count("holds"), outcomes.count("fails"), n_layers)
     return Figure(label, *compare_runs(runs, others, (measure, other)), sign, margin)
 
 
@@ -236,6 +253,24 @@ def name_measure(name: str) -> str:
     if name in DIRECTIONS:
         return f"BLEU {name_direction(name)}"
     return NAMES.get(name, name)
+
+
+# Differences by `calque compare`.
+
+
+def compare_tasks(spec: Mapping[str, Any], expected: int | None, margin: float) -> Figure:
+    """Return the stored difference of two methods in a task, with the interval of `compare`."""
+    path = ROOT / "docs" / "studies" / f"{spec['study']}.json"
+    rows = json.loads(path.read_text("utf-8"))["differences"]
+    wanted = {name: spec[name] for name in ("method", "versus", "task")}
+    (row,) = (row for row in rows if wanted.items() <= row.items())
+    if row["seeds"] < MIN_SEEDS:
+        raise ValueError(f"there are only {row['seeds']} seeds")
+    sign = (-1 if spec["task"] == "word_alignment" else 1) if expected is None else expected
+    low, high = row["low"], row["high"]
+    label = spec.get("label", f"{STARTS[spec['start']]}, {TASKS[spec['task']].split()[0]}")
+    scores = row["score"], row["baseline"]
+    return Figure(label, *scores, (high - low) / 2, sign, margin, bounds=(low, high))
 
 
 # Results of stored tables.
@@ -331,7 +366,9 @@ def build_claim(content: Mapping[str, Any]) -> Claim:
     expected, margin = content.get("expected"), content.get("margin", 0.0)
     figures = []
     for spec in content.get("figures", []):
-        compare = compare_cells if "page" in spec else compare_study
+        compare = compare_study
+        if "page" in spec or "task" in spec:
+            compare = compare_cells if "page" in spec else compare_tasks
         figures.append(compare(spec, expected, margin))
     strength = content.get("strength", "indication")
     needs_interval = strength == "test" or expected == 0
@@ -400,7 +437,7 @@ def summarize_claims() -> str:
 def tabulate_runs() -> str:
     """Tabulate the number of runs of the studies with stored runs, and their time."""
     rows = []
-    for study in ("veco", "veco-longer", "metaxlm"):
+    for study in ("mono", "veco", "veco-longer", "metaxlm"):
         runs = read_runs(study)
         hours = sum(sum(run["seconds"].values()) for run in runs) / 3600
         seeds = {run["seed"] for run in runs}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +71,58 @@ def test_another_result_gives_another_table(
     after = claims.build_tables()
     assert after[table] != before[table]
     assert after["x2s-ma"] == before["x2s-ma"]
+
+
+def test_study_page_has_the_tables_of_the_stored_results(claims: Any) -> None:
+    report = importlib.import_module("mono_report")
+    text = (ROOT / "docs" / "studies" / "mono.md").read_text("utf-8")
+    content = report.read(report.STORED)
+    assert report.fill_page(text, content) == text, "run: python benchmarks/mono_report.py --page"
+    names = re.findall("<!-- table: (.*?) -->", text)
+    assert sorted(names) == sorted(report.build_tables(content))
+
+
+def test_stored_differences_are_those_of_the_runs(claims: Any) -> None:
+    """Scores of fine-tuned tasks are means over seeds and languages, and intervals contain them."""
+    content = json.loads((ROOT / "docs" / "studies" / "mono.json").read_text("utf-8"))
+    runs = {(run["method"], run["seed"]): run["scores"] for run in content["cells"]}
+    n_checked = 0
+    for row in content["differences"]:
+        assert row["low"] < row["score"] - row["baseline"] < row["high"]
+        if row["task"] in ("tatoeba", "word_alignment"):
+            continue
+        sides = row["method"], row["versus"]
+        seeds = [n for n in range(1, 6) if all((side, n) in runs for side in sides)]
+        means = [
+            np.mean([np.mean([*runs[side, n][row["task"]].values()]) for n in seeds])
+            for side in sides
+        ]
+        assert means == pytest.approx([row["score"], row["baseline"]], abs=0.01)
+        assert row["seeds"] == len(seeds) >= 4
+        n_checked += 1
+    assert n_checked > 40
+
+
+def test_another_interval_gives_another_verdict(
+    claims: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    row = {"method": "a", "versus": "b", "task": "word_alignment", "seeds": 5}
+    row |= {"score": 55.0, "baseline": 57.0}
+    spec = {"study": "one", "start": "mono", "method": "a", "versus": "b", "task": row["task"]}
+    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    (tmp_path / "docs" / "studies").mkdir(parents=True)
+    found = []
+    for low, high in ((-3.0, -0.5), (-3.0, 0.5), (0.5, 1.0)):
+        text = json.dumps({"differences": [row | {"low": low, "high": high}]})
+        (tmp_path / "docs" / "studies" / "one.json").write_text(text)
+        figure = claims.compare_tasks(spec, None, 0.0)
+        assert figure.interval == (low, high)
+        found.append(figure.outcome)
+    assert found == ["holds", "within noise", "fails"]
+    few = json.dumps({"differences": [row | {"low": 0.0, "high": 1.0, "seeds": 2}]})
+    (tmp_path / "docs" / "studies" / "one.json").write_text(few)
+    with pytest.raises(ValueError, match="only 2 seeds"):
+        claims.compare_tasks(spec, None, 0.0)
 
 
 def test_interval_is_paired_by_seed(claims: Any) -> None:
