@@ -8,7 +8,8 @@ xtreme/ and muse/. PACK/bitext is the text of the starts, PACK/pairs that of the
 alone, and equally many in most languages. PACK/linked are sentence pairs with word links by
 fast_align, PACK/noisy pairs of strings of software, whose links are worse; PACK/tests are the tests
 and training sets of the tasks in the languages of the study, PACK/muse dictionaries, and
-PACK/tokenizer is that of calque-mini. `--tiny` packs a few sentences of the demo.
+PACK/tokenizer is that of calque-mini. Japanese and Chinese links need `calque[cjk]`. `--tiny` packs
+a few sentences of the demo.
 """
 
 from __future__ import annotations

@@ -38,7 +38,6 @@ VECTORS, VECTOR_SCORES = "vectors", "vector-scores"
 # The first start is trained with little competition for the GPU, since most runs wait for it.
 EARLY_RUNS = 2
 DEMO = Path(__file__).parents[1] / "src" / "calque" / "data" / "demo.tsv"
-PACK_TOKENIZER = "tokenizer"
 
 
 @dataclass(frozen=True)
@@ -453,12 +452,6 @@ def execute(options: argparse.Namespace, run: StudyRun) -> None:
 # Texts, starts and vectors.
 
 
-def find_tokenizer(options: argparse.Namespace) -> str:
-    """Return the tokenizer of the multilingual models: that in the pack, or calque-mini's."""
-    folder = options.pack / PACK_TOKENIZER
-    return str(folder) if folder.exists() else "calque-mini"
-
-
 def prepare_text(options: argparse.Namespace, name: str) -> None:
     """Prepare the text of several methods once."""
     from calque import prepare
@@ -484,7 +477,7 @@ def prepare_text(options: argparse.Namespace, name: str) -> None:
     settings = [
         f"data.sources=[{', '.join(sources)}]",
         f"data.hold_out={'null' if options.tiny else DEMO}",
-        f"tokenizer.path={find_tokenizer(options)}",
+        f"tokenizer.path={pack}/tokenizer",
         "objectives=[{kind: masked_lm}]",
     ]
     if name == ENGLISH:

@@ -67,6 +67,16 @@ def test_random_weights_give_a_warning_and_the_embedded_model_does_not(
     assert untrained.training
 
 
+def test_labels_that_are_not_learned_are_not_checked(
+    mini: Encoder, untrained: Encoder, demo_rows: DemoRows
+) -> None:
+    sides, special_tokens = read_sides(mini, demo_rows[::5]), SpecialTokens.of(mini.tokenizer)
+    for weight, is_checked in ((0.1, True), (0.0, False)):
+        objective = DenoisingAlignment(DenoisingAlignmentSettings(pointer_weight=weight))
+        problem = objective.find_problem(untrained, special_tokens, iter([sides]))
+        assert (problem is not None) == is_checked
+
+
 def test_translations_are_distinguished_from_mismatched_pairs(
     mini: Encoder, untrained: Encoder, demo_rows: DemoRows
 ) -> None:

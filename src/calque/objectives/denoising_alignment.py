@@ -218,6 +218,8 @@ class DenoisingAlignment(Objective):
         """Return a warning if the self-labels are no better than a diagonal alignment."""
         settings = self.settings
         choose_layer(encoder, settings.pointer_layer)  # raises an error before anything is compiled
+        if settings.pointer_weight == 0:  # nothing is learned from labels
+            return None
         (src, tgt), layer = next(examples), self._label_layer(encoder)
         with torch.no_grad(), evaluation_mode(encoder):
             result = self_label_accuracy(
