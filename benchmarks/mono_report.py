@@ -2,7 +2,7 @@
 
     python benchmarks/mono_report.py OUT docs/studies/mono.json    # from new runs
     python benchmarks/mono_report.py --page docs/studies/mono.md   # the page of the stored results
-    python benchmarks/mono_report.py --tiny                        # print the tables of the page
+    python benchmarks/mono_report.py --tiny                        # tables of a tiny study
 
 mono.json has the scores of all runs, and the differences of methods in every task with the 95 %
 intervals of `calque compare`, over seeds and test items together. The page has the differences and
@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from metaxlm_report import collect
-from mono_study import METHODS
+from mono_study import METHODS, run_tiny_study
 from study_cells import show
 
 STORED = Path(__file__).parents[1] / "docs" / "studies" / "mono.json"
@@ -52,11 +53,16 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?", help="folder of benchmarks/mono_study.py")
     parser.add_argument("stored", type=Path, nargs="?", default=STORED)
     parser.add_argument("--page", type=Path, help="replace the tables of this page, and its plot")
-    parser.add_argument("--tiny", action="store_true", help="print the tables of the page")
+    parser.add_argument("--tiny", action="store_true", help="run and print a tiny study")
     options = parser.parse_args()
-    if options.out is not None and not options.tiny:
+    if options.tiny:
+        with tempfile.TemporaryDirectory() as folder:
+            out = run_tiny_study(Path(folder), ("none", "weak"), 2)
+            store(out, Path(folder) / "mono.json")
+            print("\n\n".join(build_tables(read(Path(folder) / "mono.json")).values()))
+    elif options.out is not None:
         store(options.out, options.stored)
-    elif options.page is not None and not options.tiny:
+    elif options.page is not None:
         text = options.page.read_text("utf-8")
         options.page.write_text(fill_page(text, read(options.stored)), encoding="utf-8")
         draw_plot(read(options.stored), options.page.with_suffix(".png"))
@@ -130,6 +136,9 @@ def build_tables(content: dict[str, Any]) -> dict[str, str]:
     methods = by_method(content)
     tables = {"runs": tabulate_runs(methods)}
     for paper, (base, others) in GROUPS.items():
+        others = tuple(name for name in others if name in methods)
+        if base not in methods or not others:
+            continue
         name = paper.lower().replace(" ", "-")
         tables[f"{name}-differences"] = tabulate_differences(content, base, others)
         for task, title in LAYERED.items():
@@ -169,7 +178,12 @@ def tabulate_differences(content: dict[str, Any], base: str, others: Sequence[st
 
 
 def show_difference(row: dict[str, Any], task: str) -> str:
-    """Return a score with its difference and interval; ↑ and ↓ mark intervals without 0."""
+    """Return a score with its difference and interval, if there is one.
+
+    ↑ and ↓ mark intervals without 0.
+    """
+    if "low" not in row:
+        return f"{row['score']:.1f}"
     low, high = row["low"], row["high"]
     sign = -1 if task == "word_alignment" else 1
     mark = "" if low <= 0 <= high else " ↑" if (low > 0) == (sign > 0) else " ↓"

@@ -311,7 +311,7 @@ def parse_options() -> argparse.Namespace:
     options.start, options.methods = time.monotonic(), options.methods.split(",")
     if unknown := set(options.methods) - set(METHODS):
         parser.error(f"there is no method {min(unknown)}: choose from {', '.join(METHODS)}")
-    options.sizes = TINY if options.tiny else Sizes()
+    options.sizes = Sizes()
     return options
 
 
@@ -319,11 +319,27 @@ def run_tiny(options: argparse.Namespace) -> None:
     """Execute some methods on the sentences of the demo."""
     every = options.methods == list(METHODS)
     with tempfile.TemporaryDirectory() as folder:
-        options.pack, options.out = pack_tiny(Path(folder)), Path(folder) / "out"
-        options.seeds, options.eager = 1, True
-        options.methods = ["align", "weak", "dict", "dcca"] if every else options.methods
-        n_missing = run_study(options)
-        assert not n_missing, "a run failed"
+        methods = ["align", "weak", "dict", "dcca"] if every else options.methods
+        run_tiny_study(Path(folder), methods, 1)
+
+
+def run_tiny_study(folder: Path, methods: Sequence[str], seeds: int) -> Path:
+    """Execute methods with tiny models; return the folder of the results."""
+    options = argparse.Namespace(
+        pack=pack_tiny(folder),
+        out=folder / "out",
+        methods=list(methods),
+        seeds=seeds,
+        sizes=TINY,
+        jobs=1,
+        minutes=60,
+        start=time.monotonic(),
+        eager=True,
+        tiny=True,
+    )
+    n_missing = run_study(options)
+    assert not n_missing, "a run failed"
+    return Path(options.out)
 
 
 # Runs.
