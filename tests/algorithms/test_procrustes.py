@@ -613,8 +613,8 @@ def test_a_direction_without_variance_stays_finite() -> None:
 
 def test_single_precision_is_used_only_if_exact_enough() -> None:
     """A map that subtracts large numbers would lose everything in single precision."""
-    rows = torch.ones(10, 2)
-    rows[:, 1] += torch.arange(10) * 1e-5
+    # Both columns vary, so that a fused multiplication and addition is inexact, too.
+    rows = 1 + torch.arange(10)[:, None] * torch.tensor([1e-5, 2e-5])
     W = torch.tensor([[1e5, 0.0], [-1e5, 1.0]], dtype=torch.float64)
     exact = rows.double() @ W
     assert float((rows @ W.float() - exact).abs().max()) > 1e-3  # what it would have been

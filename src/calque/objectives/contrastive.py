@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 NO_KEY = -1
 # Keys of words by place differ by this number between processes.
 PROCESS_OFFSET = 1 << 40
+# Cosines that differ by less are equal: rounding must not decide which of two equal words is better.
+MAX_ROUNDING = 1e-6
 
 
 class ContrastiveSettings(ObjectiveSettings):
@@ -160,7 +162,8 @@ def info_nce(
         losses = contrastive_loss(similarity, positives, may_be_negative)
         total = total + (losses * weights).sum() / 2
         with torch.no_grad():
-            is_better = similarity >= similarity.gather(1, positives[:, None])
+            least = similarity.gather(1, positives[:, None]) - MAX_ROUNDING / temperature
+            is_better = similarity >= least
             is_right = ~(is_better & may_be_negative).any(dim=1)
             n_right = n_right + (is_right * weights).sum() / 2
     return total, n_right
