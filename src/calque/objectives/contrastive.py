@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 NO_KEY = -1
 # Keys of words by place differ by this number between processes.
 PROCESS_OFFSET = 1 << 40
-# Cosines that differ by less are equal: rounding must not decide which of two equal words is better.
+# Cosines that differ by less are equal: rounding must not decide which of two equal words is
+# better.
 MAX_ROUNDING = 1e-6
 
 
