@@ -26,8 +26,21 @@ settings.register_profile("calque", deadline=None, derandomize=True)
 settings.load_profile("calque")
 
 # Processes in the background may ignore SIGINT (shells) and SIGHUP (nohup), which the tests send.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+HANDLERS = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+for kind, handler in HANDLERS.items():
+    signal.signal(kind, handler)
+
+
+@pytest.fixture(autouse=True)
+def _default_signals() -> Iterator[None]:
+    """Every test must leave the handling of signals as it was."""
+    yield
+    found = {kind: signal.signal(kind, handler) for kind, handler in HANDLERS.items()}
+    assert found == HANDLERS
 
 
 def pytest_collection_finish() -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -90,15 +89,6 @@ def test_a_thread_returns_its_result_or_its_error() -> None:
         run_in_thread(lambda: 1 // 0)
 
 
-@pytest.fixture
-def _interruptible() -> Iterator[None]:
-    """Python's own handler: shells start processes in the background with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interruptible")
 def test_waiting_for_a_thread_can_be_interrupted() -> None:
     """A library may not return to Python for minutes."""
     is_over = threading.Event()

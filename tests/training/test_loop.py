@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,13 +63,6 @@ PROBE = (
     "probe.every=3",
     "probe.layer=1",
 )
-
-
-@pytest.fixture(autouse=True)
-def _no_leftover_signals() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.fixture(scope="module")
