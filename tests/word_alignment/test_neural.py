@@ -79,6 +79,7 @@ def test_matches_plain_transformers(
         method="argmax",
         layer=layer,
         encode=encode,  # type: ignore[arg-type]
+        spelling=0.0,
     )
     some = pairs[:12]
     plain = [align_plainly(tiny_folder, pair, layer, encode == "joint") for pair in some]

@@ -83,7 +83,7 @@ def test_the_best_settings_are_calibrated(
     tiny_encoder: Encoder, pairs: list[Pair], method: Any
 ) -> None:
     """The calibration fits all word pairs but possible links, scored without the sweep."""
-    aligner, layer = WordAligner(tiny_encoder), 2
+    aligner, layer = WordAligner(tiny_encoder, spelling=0.0), 2
     choices = list_choices(aligner.settings, [layer], method)
     sweep = sweep_settings(aligner, choices, pairs, read_gold(GOLD / "en-fr.gold"), dev_every=2)
     best = sweep.best
@@ -108,6 +108,7 @@ def test_the_best_settings_are_calibrated(
             method="probability",
             calibration=best.calibration,
             threshold=threshold,
+            spelling=0.0,
         ).align_block(pairs[::2])
         aer.append(count_links(found.links, *read_some(range(0, len(pairs), 2))).aer)
     assert aer[0] == min(aer) < max(aer)

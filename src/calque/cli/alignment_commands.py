@@ -257,6 +257,17 @@ def align(
             help="Of ot: columns, or rows as in XLM-Align. Default: columns.",
         ),
     ] = None,
+    spelling: Annotated[
+        float | None,
+        typer.Option(
+            "--spelling",
+            min=0,
+            max=1,
+            metavar="W",
+            help="Weight of the similarity of spelling beside the cosine; 0: the encoder alone. "
+            "Default: 0.25.",
+        ),
+    ] = None,
     languages: Annotated[
         str | None,
         typer.Option(
@@ -317,6 +328,7 @@ def align(
             similarity=similarity,
             unit=unit,
             scale_first=scale_first,
+            spelling=spelling,
             threshold=threshold,
             languages=languages,
             maps=maps,

@@ -132,6 +132,7 @@ def check_settings(config: Any, n_layers: int) -> None:
         ),
         "layer": lambda layer: layer is None or is_layer(layer),
         "sharpness": _is_number,
+        "spelling": _is_number,
         "threshold": lambda value: value is None or _is_number(value),
         "calibration": lambda value: value is None or _is_calibration(value),
         "n_iterations": lambda number: _is_whole(number) and 1 <= number <= 1 << 10,

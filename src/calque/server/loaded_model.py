@@ -30,6 +30,7 @@ from calque.word_alignment.pair_windows import (
     gather_links,
     split_pairs,
 )
+from calque.word_alignment.spelling import Spelling
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -193,6 +194,7 @@ class LoadedModel:
         """Return the links of every job's pairs; all layers are computed in one pass."""
         pairs = [pair for job in jobs for pair in job.pairs]
         windows = split_pairs(self._words, pairs, self._layout.limits)
+        spelling = Spelling(pairs, device_of(self.model))
         job_numbers = np.repeat(np.arange(len(jobs)), [len(job.pairs) for job in jobs])
         jobs_of_windows = [jobs[number] for number in job_numbers[windows.owners]]
         cosines = [
@@ -204,7 +206,7 @@ class LoadedModel:
         def align_batch(rows: IntArray) -> list[WindowLinks]:
             found = []
             for rows_of, links, scores, similarity in self._link(
-                windows, rows, [jobs_of_windows[row].settings for row in rows]
+                windows, rows, [jobs_of_windows[row].settings for row in rows], spelling
             ):
                 found.append(WindowLinks.of(rows_of, links, scores))
                 for row, cosine in zip(rows_of, similarity, strict=True):
@@ -227,7 +229,11 @@ class LoadedModel:
 
     @torch.inference_mode()
     def _link(
-        self, windows: PairWindows, rows: IntArray, settings: Sequence[AlignSettings]
+        self,
+        windows: PairWindows,
+        rows: IntArray,
+        settings: Sequence[AlignSettings],
+        spelling: Spelling,
     ) -> list[tuple[IntArray, Tensor, Tensor, Tensor]]:
         """Return rows with their links, scores and similarities, one group per settings.
 
@@ -237,10 +243,13 @@ class LoadedModel:
         batch = build_pair_batch(windows, rows, self._layout).to(device)
         layers = sorted({_layer(each) for each in settings})
         states = dict(zip(layers, self.model(batch.tokens, layers), strict=True))
+        spelled = spelling.compare(windows, rows)
         found = []
         for numbers in _group(settings):
             each = settings[numbers[0]]
-            links, scores, similarity = link_batch(states[_layer(each)], batch, each)
+            links, scores, similarity = link_batch(
+                states[_layer(each)], batch, each, spelled=spelled
+            )
             found.append((rows[numbers], links[numbers], scores[numbers], similarity[numbers]))
         return found
 

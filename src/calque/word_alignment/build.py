@@ -51,6 +51,7 @@ class AlignerOptions:
     similarity: str | None = None
     unit: str | None = None
     scale_first: str | None = None
+    spelling: float | None = None
     threshold: float | None = None
     batch_tokens: int | None = None
     device: str = "auto"
@@ -110,6 +111,7 @@ class AlignerOptions:
             (self.similarity and not neural, "--similarity", "choose --aligner neural"),
             (self.unit and not neural, "--unit", "choose --aligner neural"),
             (self.scale_first and not neural, "--scale-first", "choose --aligner neural"),
+            (self.spelling is not None and not neural, "--spelling", "choose --aligner neural"),
             (
                 neural and self.adapt and self.method == "probability",
                 "--method probability",
@@ -159,6 +161,7 @@ class AlignerOptions:
             similarity=cast(Any, self.similarity),
             unit=cast(Any, self.unit),
             scale_first=cast(Any, self.scale_first),
+            spelling=self.spelling,
             threshold=self.threshold,
             languages=self.languages,
             batch_tokens=self.batch_tokens,
@@ -192,6 +195,7 @@ class BuiltAligner:
             "similarity": options.similarity,
             "unit": options.unit,
             "scale_first": options.scale_first,
+            "spelling": options.spelling,
             "threshold": options.threshold,
             "batch_tokens": options.batch_tokens,
             "symmetrize": options.symmetrize,

@@ -108,6 +108,7 @@ def align_file(
     similarity: str | None = None,
     unit: str | None = None,
     scale_first: str | None = None,
+    spelling: float | None = None,
     threshold: float | None = None,
     languages: LanguagePair | None = None,
     maps: PathLike | None = None,
@@ -163,6 +164,8 @@ def align_file(
             their subwords are, as in XLM-Align). Default: stored with the model.
         scale_first: "columns", or "rows" as in XLM-Align, for optimal transport. Default: stored
             with the model.
+        spelling: Weight of the similarity of spelling beside the cosine; 0 leaves the choice to the
+            encoder alone. Default: stored with the model, otherwise 0.25.
         threshold: Write only links with at least this score, which is a probability if the model
             is calibrated (see `sweep` and `store`). Default: for the method "probability" the
             threshold stored with the model, and 0 for others.
@@ -211,6 +214,7 @@ def align_file(
         similarity=similarity,
         unit=unit,
         scale_first=scale_first,
+        spelling=spelling,
         threshold=threshold,
         batch_tokens=batch_tokens,
         device=device,

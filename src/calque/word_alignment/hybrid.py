@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from calque.models.encoder import Encoder
-    from calque.word_alignment.pair_windows import PairWindows, WindowSide
+    from calque.word_alignment.pair_windows import PairWindows
     from calque.word_alignment.statistical import StatisticalAligner, StatisticalKind
 
     IntArray = npt.NDArray[np.int64]
@@ -57,8 +57,8 @@ WEIGHTS = {"eflomal": HybridWeights(), "fast-align": HybridWeights(links=1.0)}
 # Fitted with calque-mini on development pairs of six language pairs, by
 # benchmarks/hybrid_calibration.py.
 CALIBRATIONS = {
-    "eflomal": Calibration(slope=0.3173, intercept=-0.9414, threshold=0.36),
-    "fast-align": Calibration(slope=0.3485, intercept=-0.8247, threshold=0.33),
+    "eflomal": Calibration(slope=0.3151, intercept=-0.9155, threshold=0.38),
+    "fast-align": Calibration(slope=0.3433, intercept=-0.8124, threshold=0.33),
 }
 
 
@@ -181,8 +181,8 @@ class StatisticalEvidence:
     def score(self, windows: PairWindows, rows: IntArray) -> Float[Tensor, "windows src tgt"]:
         """Return the log scores of some windows."""
         owners = windows.owners[rows]
-        src_first, src_stop = _word_range(windows.src, rows, owners)
-        tgt_first, tgt_stop = _word_range(windows.tgt, rows, owners)
+        src_first, src_stop = windows.src.word_range(rows, owners)
+        tgt_first, tgt_stop = windows.tgt.word_range(rows, owners)
         src = pad_rows(self.src.select(owners, src_first, src_stop))
         tgt = pad_rows(self.tgt.select(owners, tgt_first, tgt_stop))
         shape = (len(rows), src.shape[1], tgt.shape[1])
@@ -220,9 +220,3 @@ class StatisticalEvidence:
         matrices = np.zeros(shape, dtype=np.float32)
         np.add.at(matrices, (window[inside], i[inside], j[inside]), self.link_weight)
         return matrices
-
-
-def _word_range(side: WindowSide, rows: IntArray, owners: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the first and last word of some windows, counted within their pairs."""
-    begin = side.pieces.first_words[owners]
-    return side.first[rows] - begin, side.stop[rows] - begin

@@ -39,6 +39,7 @@ from calque.word_alignment.pair_windows import (
     split_pairs,
 )
 from calque.word_alignment.protocol import AlignedBlock, AlignReport, WordPair, check_pairs
+from calque.word_alignment.spelling import Spelling
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -57,7 +58,7 @@ Unit = Literal["words", "subwords"]
 METHODS, ENCODINGS = get_args(Method), get_args(Encoding)
 SIMILARITIES, UNITS = get_args(Similarity), get_args(Unit)
 # Settings that change the scores: with others than those stored, the stored calibration is wrong.
-SCORE_FIELDS = ("layer", "encode", "positions", "sharpness", "similarity", "unit")
+SCORE_FIELDS = ("layer", "encode", "positions", "sharpness", "similarity", "unit", "spelling")
 DEFAULT_SHARPNESS = {"cosine": 20.0, "dot": 1.0}
 BLOCK_PAIRS = 2048
 # exp(−200) is negligible beside the exponential of any cosine times the sharpness.
@@ -80,7 +81,8 @@ class AlignSettings:
     `calibration`, scores are probabilities. A link needs at least a score of `threshold`: by
     default, that of the calibration for the method "probability" and 0 for the others. `positions`
     says whether the positions of the second sentence of a joint pair start again from 0, as they
-    did when the model was trained.
+    did when the model was trained. `spelling` is the weight of the similarity of spelling beside
+    the cosine (see `Spelling`); it is 0 for dot products and for subwords.
 
     XLM-Align's aligner is `similarity="dot"`, with the kernel max(ε, hᵀh)^s and s = 1/μ (Eq. 1 and
     5); `scale_first="rows"`, the order of Eq. 6; and `unit="subwords"`, where words are linked if
@@ -98,6 +100,7 @@ class AlignSettings:
     similarity: Similarity = "cosine"
     unit: Unit = "words"
     scale_first: Literal["columns", "rows"] = "columns"
+    spelling: float = 0.25
 
     @classmethod
     def of(cls, encoder: Encoder, **chosen: Any) -> Self:
@@ -114,10 +117,7 @@ class AlignSettings:
             stored["sharpness"] = DEFAULT_SHARPNESS[given["similarity"]]
         if stored.get("calibration") is not None:
             stored["calibration"] = Calibration(**stored["calibration"])
-        settings, own = (
-            replace(each, layer=encoder.choose_layer("words", each.layer))
-            for each in (cls(**(stored | given)), cls(**stored))
-        )
+        settings, own = (cls(**values)._complete(encoder) for values in (stored | given, stored))
         if "calibration" not in given and any(
             getattr(settings, name) != getattr(own, name) for name in SCORE_FIELDS
         ):
@@ -133,6 +133,12 @@ class AlignSettings:
         if settings.sharpness <= 0:
             problem = f"the sharpness is {settings.sharpness:g}"
             raise InputError(problem, fix="pass a number greater than 0")
+        if not 0 <= settings.spelling <= 1:
+            problem = f"the weight of the spelling is {settings.spelling:g}"
+            raise InputError(problem, fix="pass a number from 0 to 1")
+        if given.get("spelling") and not settings.spelling:
+            problem = "spelling can be compared beside cosines of words only"
+            raise InputError(problem, fix="leave out the spelling, or the similarity and the unit")
         if settings.threshold is not None and not 0 <= settings.threshold <= 1:
             problem = f"the threshold is {settings.threshold:g}"
             raise InputError(problem, fix="pass a probability from 0 to 1")
@@ -142,6 +148,12 @@ class AlignSettings:
                 fix="choose another method, or calibrate them with --sweep and --store",
             )
         return settings
+
+    def _complete(self, encoder: Encoder) -> Self:
+        """Choose the layer, and compare the spelling only where that is possible."""
+        can_spell = self.similarity == "cosine" and self.unit == "words"
+        layer = encoder.choose_layer("words", self.layer)
+        return replace(self, layer=layer, spelling=self.spelling if can_spell else 0.0)
 
     @property
     def min_score(self) -> float:
@@ -177,6 +189,7 @@ class WordAligner:
         unit: "words" compares the means of subwords; "subwords" links subwords, and words if any
             of their subwords are linked, as XLM-Align does.
         scale_first: "columns", or "rows" as in XLM-Align's Eq. 6, for optimal transport.
+        spelling: Weight of the similarity of spelling beside the cosine, from 0 to 1.
         languages: Languages of the two sides, for a model loaded with linear maps. Sentences are
             then encoded separately, as they were when the maps were fitted.
         batch_tokens: Tokens per batch. Default: chosen for the device.
@@ -195,6 +208,7 @@ class WordAligner:
         similarity: Similarity | None = None,
         unit: Unit | None = None,
         scale_first: Literal["columns", "rows"] | None = None,
+        spelling: float | None = None,
         languages: tuple[str, str] | None = None,
         batch_tokens: int | None = None,
     ) -> None:
@@ -218,6 +232,7 @@ class WordAligner:
             similarity=similarity,
             unit=unit,
             scale_first=scale_first,
+            spelling=spelling,
         )
         self._layout = PairLayout.of(encoder, self.settings.encode, self.settings.positions)
         self._words = WordEncoder(encoder.tokenizer)
@@ -284,18 +299,23 @@ class WordAligner:
         device = device_of(self.encoder)
         parts: list[list[WindowLinks]] = [[] for _ in settings]
         maps = {number: self._find_maps(number) for number in numbers}
+        is_spelled = any(choice.spelling for choice in settings)
+        spelling = Spelling(pairs, device) if is_spelled else None
 
         @torch.inference_mode()
         def align_batch(rows: IntArray) -> None:
             batch = build_pair_batch(windows, rows, self._layout).to(device)
             more = None if evidence is None else evidence.score(windows, rows).to(device)
+            spelled = None if spelling is None else spelling.compare(windows, rows)
             states = dict(zip(numbers, self.encoder(batch.tokens, numbers), strict=True))
             for number in numbers:
                 self.encoder.check_finite(states[number], number)
             for choice, found in zip(settings, parts, strict=True):
                 assert choice.layer is not None
                 layer_maps = maps[choice.layer]
-                links, scores, _ = link_batch(states[choice.layer], batch, choice, layer_maps, more)
+                links, scores, _ = link_batch(
+                    states[choice.layer], batch, choice, layer_maps, spelled, more
+                )
                 found.append(WindowLinks.of(rows, links, scores))
 
         budget = self.batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
@@ -329,6 +349,7 @@ def link_batch(
     batch: PairBatch,
     settings: AlignSettings,
     maps: SideMaps = (None, None),
+    spelled: Float[Tensor, "windows src tgt"] | None = None,
     evidence: Float[Tensor, "windows src tgt"] | None = None,
 ) -> tuple[
     Bool[Tensor, "windows src tgt"],
@@ -337,11 +358,15 @@ def link_batch(
 ]:
     """Return the links, scores and similarities of the words of every window.
 
-    If subwords are linked, a word pair has the highest score and similarity of its subword pairs.
+    `spelled` are the similarities of spelling, which are not part of those returned. If subwords
+    are linked, a word pair has the highest score and similarity of its subword pairs.
     """
     if settings.unit == "words":
         similarity, valid = compare_words(states, batch, maps, settings.similarity)
-        return (*link_words(similarity, valid, settings, evidence), similarity)
+        compared = similarity
+        if spelled is not None:
+            compared = similarity + settings.spelling * spelled
+        return (*link_words(compared, valid, settings, evidence), similarity)
     pieces = batch.split_words()
     similarity, valid = compare_words(states, pieces, maps, settings.similarity)
     links, scores = link_words(similarity, valid, settings)

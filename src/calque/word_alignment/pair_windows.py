@@ -112,6 +112,11 @@ class WindowSide:
         bounds = self.pieces.first_pieces
         return bounds[self.stop[rows]] - bounds[self.first[rows]]
 
+    def word_range(self, rows: IntArray, owners: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the first and last word of some windows, counted within their pairs."""
+        begin = self.pieces.first_words[owners]
+        return self.first[rows] - begin, self.stop[rows] - begin
+
     def gather(self, rows: IntArray, width: int) -> tuple[Ragged, IntArray]:
         """Return the subwords of some windows, and the slot of the word that each belongs to.
 

@@ -39,14 +39,18 @@ def measure(
     seed: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[LanguageScores]:
-    """Return AER, precision, recall and F1 of the links that `WordAligner` finds by default.
+    """Return AER, precision, recall and F1 of the links that `WordAligner` finds.
 
-    The rates are those of a whole test. The words of an encoder with maps are mapped by language
-    before they are compared. An item is a sentence pair and its errors.
+    Its settings are those of the model, except that the spelling of words is not compared: it is
+    the encoder that is tested. The rates are those of a whole test. The words of an encoder with
+    maps are mapped by language before they are compared. An item is a sentence pair and its errors.
     """
     tests = list(languages or list_languages(data))
     check_maps(encoder, tests)
-    aligners = {name: WordAligner(encoder, languages=_sides_of(encoder, name)) for name in tests}
+    aligners = {
+        name: WordAligner(encoder, languages=_sides_of(encoder, name), spelling=0.0)
+        for name in tests
+    }
     layer, layers = choose_layers(encoder, settings, aligners[tests[0]].layer)
     scores = []
     for n_done, (name, aligner) in enumerate(aligners.items(), start=1):
