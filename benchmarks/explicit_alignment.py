@@ -362,7 +362,9 @@ def score_alignment(encoder: Encoder, data: Path, encode: Any) -> dict[str, list
     for name in list_languages(data):
         src, _, tgt = name.partition("-")
         sides = None if encoder.maps is None else (src, tgt)
-        aligner = WordAligner(encoder, method="argmax", encode=encode, languages=sides)
+        aligner = WordAligner(
+            encoder, method="argmax", encode=encode, languages=sides, spelling=0.0
+        )
         counts = count_layers(aligner, *read_test(data, name), range(encoder.n_layers + 1))
         found[name] = [100 * by_layer.aer for by_layer in counts.values()]
     return found
