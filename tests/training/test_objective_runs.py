@@ -30,7 +30,7 @@ from calque.models.seq2seq import Seq2Seq
 from calque.models.veco import Veco
 from calque.tokens.prepare import TextSource, prepare_corpora
 from calque.tokens.tokenizer import encode_sentences, train_tokenizer
-from calque.training.loop import Trainer, train
+from calque.training.loop import StopSignal, Trainer, train
 from calque.training.recipe import Recipe
 from calque.training.run import Run
 from calque.training.step import TrainStep
@@ -597,7 +597,9 @@ def test_lines_of_plain_text_are_paired_with_the_line_before(
     assert len(pairs) > 3
     assert pairs <= follows
     run.create_folder()
-    Trainer(run).train()
+    stop = StopSignal()
+    with stop.handled():
+        Trainer(run, stop=stop).train()
     with pytest.raises(InputError, match="no plain text with examples of at most 64 tokens"):
         Run(recipe, tiny_text, tmp_path / "bitext")
 
