@@ -28,8 +28,9 @@ import shutil
 import tempfile
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             data, work = Path(scratch) / "data", Path(scratch) / "work"
             model = write_data(data)
-            prepare(data, work, model, "fast-align", {"fr": NewLanguage("[a-zéèà]{2}", 400, 200)})
-            refine(data, Path(scratch) / "next", work / "start", "fast-align")
+            new = {"fr": NewLanguage("[a-zéèà]{2}", 400, 200)}
+            prepare(Text(data), work, model, "fast-align", new)
+            refine(Text(data), Path(scratch) / "next", work / "start", "fast-align")
             score(work / "start", data / "bitext", ["fr"])
     elif options.score is not None and options.output is not None:
         found = sorted((options.output / "dev").glob("en-*.tsv"))
@@ -103,19 +105,61 @@ def main() -> None:
     elif options.data is None or options.output is None:
         print("skipped: this script needs a folder with bitext and -o, or --tiny")
     elif options.refine is not None:
-        refine(options.data, options.output, find_model(options.refine), "eflomal")
+        text = Text(options.data, read_demo())
+        refine(text, options.output, find_model(options.refine), "eflomal")
     else:
-        prepare(options.data, options.output, find_model(options.model), "eflomal", NEW)
+        text = Text(options.data, read_demo())
+        prepare(text, options.output, find_model(options.model), "eflomal", NEW)
 
 
-def prepare(data: Path, work: Path, model: Path, aligner: Any, new: dict[str, NewLanguage]) -> None:
+@dataclass(frozen=True)
+class Text:
+    """A folder with bitext, and sentences that are not used."""
+
+    folder: Path
+    left_out: Collection[str] = ()
+
+    def list_languages(self) -> list[str]:
+        """Return the languages beside English."""
+        return [path.name[3:5] for path in sorted((self.folder / "bitext").glob("en-*.tsv*"))]
+
+    def split(self, language: str, dev: Path) -> list[SentencePair]:
+        """Return the training pairs, tagged by kind, and write the development pairs.
+
+        A pair is for development if the hash of its English sentence says so, in all languages
+        alike.
+        """
+        training, held_out = [], []
+        for folder in ("bitext", "bitext/prose"):
+            for path in (self.folder / folder).glob(f"en-{language}.tsv*"):
+                for pair in read_bitext(str(path), "tsv"):
+                    tag = pair.tag or ""
+                    every = HELD_OUT.get(tag) or HELD_OUT.get(Path(folder).name)
+                    if tag in NON_COMMERCIAL or not 3 < len(pair.src) < 420:
+                        continue
+                    if pair.src in self.left_out or pair.tgt in self.left_out:
+                        continue
+                    if every is not None and hash_text(pair.src) % every == 0:
+                        held_out.append(f"{pair.src}\t{pair.tgt}\t{tag}")
+                    else:
+                        training.append(SentencePair(pair.src, pair.tgt, KINDS.get(tag, "plain")))
+        random.Random(7).shuffle(held_out)
+        write_lines(dev / f"en-{language}.tsv", held_out[:DEV_PAIRS])
+        random.Random(2).shuffle(training)
+        return training
+
+
+def read_demo() -> set[str]:
+    """Return the sentences of `calque demo` in all languages."""
+    table = resources.files("calque").joinpath("data/demo.tsv").read_text("utf-8")
+    return {side for line in table.splitlines()[1:] for side in line.split("\t")[1:]}
+
+
+def prepare(text: Text, work: Path, model: Path, aligner: Any, new: dict[str, NewLanguage]) -> None:
     """Write everything that the recipe add-languages reads."""
     for folder in ("bitext", "dev", "linked", "start"):
         (work / folder).mkdir(parents=True, exist_ok=True)
-    texts = {
-        path.name[3:5]: split_text(data, path.name[3:5], work / "dev")
-        for path in sorted((data / "bitext").glob("en-*.tsv*"))
-    }
+    texts = {name: text.split(name, work / "dev") for name in text.list_languages()}
     pieces = extend_vocabulary(model, work / "start", texts, new)
     for language in [*new, *(code for code in UNSPACED if code in texts)]:
         pairs = texts[language]
@@ -130,44 +174,20 @@ def prepare(data: Path, work: Path, model: Path, aligner: Any, new: dict[str, Ne
     start_rows(model, work, aligner)
 
 
-def refine(data: Path, work: Path, model: Path, aligner: Any) -> None:
+def refine(text: Text, work: Path, model: Path, aligner: Any) -> None:
     """Write everything that the recipe calque-mini-refine reads."""
     for folder in ("bitext", "dev", "linked"):
         (work / folder).mkdir(parents=True, exist_ok=True)
     shutil.copytree(model, work / "start", dirs_exist_ok=True)
     encoder = calque.load(model, "cpu")
-    for path in sorted((data / "bitext").glob("en-*.tsv*")):
-        language = path.name[3:5]
-        kept = balance(split_text(data, language, work / "dev"), MOST_REFINED)
+    for language in text.list_languages():
+        kept = balance(text.split(language, work / "dev"), MOST_REFINED)
         rows = (f"{pair.src}\t{pair.tgt}\t{pair.tag}" for pair in kept)
         write_lines(work / "bitext" / f"en-{language}.tsv", rows)
         if language not in NEW or NEW[language].has_spaces:
             chosen = kept[:MOST_FOR_EFLOMAL]
             link_words(work / "linked" / f"en-{language}", language, chosen, aligner, encoder)
         print(f"{language}: {len(kept):,} pairs", flush=True)
-
-
-def split_text(data: Path, language: str, dev: Path) -> list[SentencePair]:
-    """Return the training pairs, tagged by kind, and write the development pairs.
-
-    A pair is for development if the hash of its English sentence says so, in all languages alike.
-    """
-    training, held_out = [], []
-    for folder in ("bitext", "bitext/prose"):
-        for path in (data / folder).glob(f"en-{language}.tsv*"):
-            for pair in read_bitext(str(path), "tsv"):
-                tag = pair.tag or ""
-                every = HELD_OUT.get(tag) or HELD_OUT.get(Path(folder).name)
-                if tag in NON_COMMERCIAL or not 3 < len(pair.src) < 420:
-                    continue
-                if every is not None and hash_text(pair.src) % every == 0:
-                    held_out.append(f"{pair.src}\t{pair.tgt}\t{tag}")
-                else:
-                    training.append(SentencePair(pair.src, pair.tgt, KINDS.get(tag, "plain")))
-    random.Random(7).shuffle(held_out)
-    write_lines(dev / f"en-{language}.tsv", held_out[:DEV_PAIRS])
-    random.Random(2).shuffle(training)
-    return training
 
 
 def balance(pairs: Iterable[SentencePair], most: dict[str, int]) -> list[SentencePair]:
