@@ -51,9 +51,9 @@ from calque.types import LossTerms
 
 # layers, hidden size, heads, intermediate size, vocabulary
 SHAPES = {
-    "tiny": (1, 32, 2, 64, 28_096),
-    "cpu": (2, 128, 2, 256, 28_096),
-    "mini": (8, 384, 6, 768, 28_096),
+    "tiny": (1, 32, 2, 64, 38_400),
+    "cpu": (2, 128, 2, 256, 38_400),
+    "mini": (8, 384, 6, 768, 38_400),
     "base": (12, 768, 12, 3072, 250_002),
 }
 WORDS = {"kind": "word_contrastive"}

@@ -37,9 +37,9 @@ ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 128
 # layers, hidden size, heads, intermediate size, vocabulary, tokens per micro-batch
 SHAPES = {
-    "tiny": (2, 32, 2, 64, 28_096, 1_024),
-    "cpu": (4, 128, 2, 512, 28_096, 4_096),
-    "small": (8, 384, 6, 1536, 28_096, 131_072),
+    "tiny": (2, 32, 2, 64, 38_400, 1_024),
+    "cpu": (4, 128, 2, 512, 38_400, 4_096),
+    "small": (8, 384, 6, 1536, 38_400, 131_072),
     "base": (12, 768, 12, 3072, 250_002, 65_536),
 }
 Rows = list[dict[str, Any]]

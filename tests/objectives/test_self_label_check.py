@@ -45,7 +45,7 @@ def read_sides(encoder: Encoder, rows: DemoRows) -> tuple[Ragged, ...]:
 
 
 @pytest.mark.parametrize(
-    ("positions", "similarity", "step"), [("continue", "dot", 4), ("reset", "cosine", 5)]
+    ("positions", "similarity", "step"), [("continue", "dot", 1), ("reset", "cosine", 2)]
 )
 def test_random_weights_give_a_warning_and_the_embedded_model_does_not(
     positions: Any,
