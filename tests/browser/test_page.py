@@ -101,7 +101,12 @@ def test_another_layer_gives_another_result(page: Page) -> None:
         layer.press("Home")
     assert response.value.json()["layer"] == 0
     expect(panel.locator(".link").first).not_to_have_attribute("aria-label", before[0])
-    with page.expect_response("**/align") as response:
+
+
+def test_no_link_is_certain(page: Page) -> None:
+    """The highest threshold leaves no links: the scores are calibrated."""
+    panel = open_view(page, "align")
+    with page.expect_response("**/align"):
         panel.get_by_label(re.compile("^Threshold")).press("End")
     expect(panel.get_by_text("No links")).to_be_visible()
 
