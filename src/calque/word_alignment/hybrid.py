@@ -1,8 +1,9 @@
 """Word links from an encoder and a statistical aligner together: the best choice with a bitext.
 
-The score of a word pair is the sum of three logarithms: the encoder's cosine, the translation
-probability in the statistical aligner's lexicon, and the statistical aligner's own links. Words
-that choose each other are linked, or those with a sufficient probability.
+The score of a word pair is the sum of three logarithms: the encoder's similarity (the cosine and
+the similarity of spelling), the translation probability in the statistical aligner's lexicon, and
+the statistical aligner's own links. Words that choose each other are linked, or those with a
+sufficient probability.
 """
 
 from __future__ import annotations

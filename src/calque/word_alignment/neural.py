@@ -1,9 +1,9 @@
 """Word links from the hidden states of a multilingual encoder.
 
-The states of one layer are averaged word by word and compared across the two sentences. Links are
-read from the similarities by optimal transport, mutual argmax, itermax or matching, or from
-calibrated probabilities by a threshold. XLM-Align links subwords instead, and words follow their
-subwords: see `AlignSettings`.
+The states of one layer are averaged word by word and compared across the two sentences; how alike
+the words are spelled is added. Links are read from the similarities by optimal transport, mutual
+argmax, itermax or matching, or from calibrated probabilities by a threshold. XLM-Align links
+subwords instead, and words follow their subwords: see `AlignSettings`.
 """
 
 from __future__ import annotations
