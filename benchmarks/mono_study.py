@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -34,9 +35,10 @@ from run_queue import RunQueue, execute_runs
 
 MONO, SMALL, ENGLISH = "mono", "small", "english"
 TEXT, PAIRS = "text", "pairs"  # of the starts, and of the methods
-VECTORS, VECTOR_SCORES = "vectors", "vector-scores"
+VECTORS, SKIPGRAMS, VECTOR_SCORES = "vectors", "skipgrams", "vector-scores"
 # The first start is trained with little competition for the GPU, since most runs wait for it.
-EARLY_RUNS = 2
+EARLY_RUNS = 4
+DIRECTIONS = ("en", "de", "fr", "ja")
 DEMO = Path(__file__).parents[1] / "src" / "calque" / "data" / "demo.tsv"
 
 
@@ -92,6 +94,7 @@ TESTED = ("pos", "ner", "tatoeba", "word_alignment")
 WITH_QUESTIONS = (*TESTED, "xquad")
 WITH_TREES = (*TESTED, "parsing")
 MLM = "{{kind: masked_lm, batch_tokens: {t}}}"
+TLM = "{{kind: translation_lm, batch_tokens: {t}, positions: continue}}"
 DWA = "{{kind: denoising_alignment, batch_tokens: {t}}}"
 SENTENCES = "{{kind: sentence_contrastive, batch_tokens: {t}, temperature: 0.05}}"
 DCCA = (
@@ -131,6 +134,7 @@ class Method:
     tasks: tuple[str, ...] = TESTED
     tuning: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: TUNING)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    languages: Sequence[str] | None = None
     grow: Mapping[str, Any] | None = None
     priority: int = 5
     once: bool = False  # trained once, fine-tuned with all seeds
@@ -154,54 +158,66 @@ def linked(title: str, recipe: str, *changes: str, **others: Any) -> Method:
     return Method(title, recipe, ("objectives.0.batch_examples={pairs}", *changes), **options)
 
 
-def grown(title: str, initialize: str, **others: Any) -> Method:
+def grown(
+    title: str, initialize: str, *changes: str, recipe: str = "metaxlm", **others: Any
+) -> Method:
     """Return a method that starts from the English model."""
-    changes = ("objectives.0.batch_tokens={2t}", "objectives.0.batch_examples=null")
+    changes += ("objectives.0.batch_tokens={2t}", "objectives.0.batch_examples=null")
     changes += ("data.max_length=128",)
     grow = {"initialize": initialize} | others.pop("grow", {})
-    options = {"start": ENGLISH, "text": TEXT, "tasks": (*WITH_QUESTIONS, "xnli")}
+    options: dict[str, Any] = {"start": ENGLISH, "text": TEXT, "tasks": (*WITH_QUESTIONS, "xnli")}
     options |= {"priority": 1} | others
-    return Method(title, "metaxlm", changes, grow=grow, tuning=GROWN_TUNING, **options)
+    return Method(title, recipe, changes, grow=grow, tuning=GROWN_TUNING, **options)
+
+
+def directions(title: str, start: str) -> Method:
+    """Return a grown model that learns named entities in four languages, each tested in all."""
+    languages = tuple(f"{src}-{tgt}" for src in DIRECTIONS for tgt in DIRECTIONS)
+    settings = {"setting": "directions"}
+    options: dict[str, Any] = {"tuning": GROWN_TUNING, "settings": settings, "priority": 6}
+    options |= {"tasks": ("ner",), "languages": languages}
+    return Method(title, None, start=start, **options)
 
 
 FROZEN = {"setting": "features"}
+TEACHER = ("objectives.0.teacher={english}", "tokenizer.path=null", "engine.workers=2")
 PLUG = {"setting": "translate-train-all", "epochs": 3}
 METHODS: dict[str, Method] = {
     "none": Method("start", None, tasks=(*WITH_QUESTIONS, "parsing"), priority=2),
     # XLM-Align
     "mlm": from_objectives("MLM", PLAIN, tasks=WITH_QUESTIONS, priority=2),
-    "tlm": align("MLM + TLM", "pointer_weight=0.0", priority=2),
-    "dwa": align("MLM + DWA", "tlm_weight=0.0", priority=2),
+    "tlm": from_objectives("MLM + TLM", f"{MLM}, {TLM}", priority=2),
+    "dwa": align("MLM + DWA", "tlm_weight=0.0", priority=7),
     "align": align("MLM + TLM + DWA (XLM-Align)", tasks=WITH_QUESTIONS, priority=2),
     # The same from models that have seen pairs, where self-labels are better than chance.
-    "tlm-tlm": align("MLM + TLM, continued", "pointer_weight=0.0", start="tlm", priority=5),
-    "tlm-align": align("XLM-Align, from MLM + TLM", start="tlm", priority=5),
-    "union": align("union of both directions", "filter=union", start="tlm", priority=6),
+    "tlm-tlm": from_objectives("MLM + TLM, continued", f"{MLM}, {TLM}", start="tlm", priority=8),
+    "tlm-align": align("XLM-Align, from MLM + TLM", start="tlm", priority=4),
+    "union": align("union of both directions", "filter=union", start="tlm", priority=4),
     "label-layer": align(
-        "labels of a middle layer", "label_layer={middle}", start="tlm", priority=6
+        "labels of a middle layer", "label_layer={middle}", start="tlm", priority=4
     ),
     "pointer-layer": align(
-        "pointer at a middle layer", "pointer_layer={middle}", start="tlm", priority=6
+        "pointer at a middle layer", "pointer_layer={middle}", start="tlm", priority=4
     ),
-    "unmasked": align("unmasked queries", "queries=unmasked", start="tlm", priority=6),
-    "all-queries": align("all aligned queries", "queries=all", start="tlm", priority=7),
+    "unmasked": align("unmasked queries", "queries=unmasked", start="tlm", priority=4),
+    "all-queries": align("all aligned queries", "queries=all", start="tlm", priority=4),
     "precise": align(
         "mutual argmax of cosines as labels",
         *("similarity=cosine", "sharpness=null", "labels=argmax", "filter=argmax"),
         start="tlm",
-        priority=7,
+        priority=8,
     ),
     # Wu and Dredze
     "weak": linked("weak alignment", "weak", priority=3),
-    "strong": linked("strong alignment", "strong", priority=3),
-    "l2": linked("L2, λ = 1", "l2", "objectives.0.parameter_weight=1.0", LAMBDA, priority=3),
+    "strong": linked("strong alignment", "strong", priority=7),
+    "l2": linked("L2, λ = 1", "l2", "objectives.0.parameter_weight=1.0", LAMBDA, priority=7),
     "l2-hidden": linked("L2, English states kept", "l2", priority=7),
     "l2-1000": linked(
-        "L2, λ = 1,000", "l2", "objectives.0.parameter_weight=1000.0", LAMBDA, priority=7
+        "L2, λ = 1,000", "l2", "objectives.0.parameter_weight=1000.0", LAMBDA, priority=8
     ),
-    "noisy": linked("weak alignment, strings of software", "weak", text="noisy", priority=6),
+    "noisy": linked("weak alignment, strings of software", "weak", text="noisy", priority=3),
     "none-features": Method(
-        "start, frozen", None, settings=FROZEN, tasks=("pos", "ner", "xnli", "parsing"), priority=4
+        "start, frozen", None, settings=FROZEN, tasks=("pos", "ner", "xnli", "parsing"), priority=3
     ),
     "linear": linked(
         "linear maps, frozen",
@@ -209,18 +225,21 @@ METHODS: dict[str, Method] = {
         "objectives.0.solver=procrustes",
         tasks=("pos", "ner", "xnli", "parsing"),
         settings=FROZEN,
-        priority=4,
+        priority=3,
         once=True,
     ),
-    "small-none": Method("smaller start", None, start=SMALL, tasks=WITH_TREES, priority=4),
-    "small-weak": linked("smaller start, weak alignment", "weak", start=SMALL, priority=4),
-    "small-strong": linked("smaller start, strong alignment", "strong", start=SMALL, priority=7),
+    "small-none": Method("smaller start", None, start=SMALL, tasks=WITH_TREES, priority=6),
+    "small-weak": linked("smaller start, weak alignment", "weak", start=SMALL, priority=8),
+    "small-strong": linked("smaller start, strong alignment", "strong", start=SMALL, priority=8),
     # X2S-MA
     "dcca": from_objectives(
-        "MLM + DCCA", f"{PLAIN}, {DCCA}", text="taught", tasks=WITH_QUESTIONS, priority=4
+        "MLM + DCCA", f"{PLAIN}, {DCCA}", text="taught", tasks=WITH_QUESTIONS, priority=3
     ),
     "mse": from_objectives(
-        "MLM + MSE", f"{PLAIN}, {MSE}", text="taught", tasks=WITH_QUESTIONS, priority=4
+        "MLM + MSE", f"{PLAIN}, {MSE}", text="taught", tasks=WITH_QUESTIONS, priority=3
+    ),
+    "dcca-skipgram": from_objectives(
+        "MLM + DCCA, skip-gram vectors", f"{PLAIN}, {DCCA}", text="taught-skipgram", priority=6
     ),
     # VECO
     "veco": Method(
@@ -232,10 +251,10 @@ METHODS: dict[str, Method] = {
             "freeze_steps={fifth}",
         ),
         tasks=WITH_QUESTIONS,
-        priority=4,
+        priority=5,
     ),
     "plug-out": Method(
-        "VECO, plug-out", None, start="veco", tasks=("xnli",), settings=PLUG, priority=8
+        "VECO, plug-out", None, start="veco", tasks=("xnli",), settings=PLUG, priority=6
     ),
     "plug-in": Method(
         "VECO, plug-in",
@@ -243,7 +262,7 @@ METHODS: dict[str, Method] = {
         start="veco",
         tasks=("xnli",),
         settings=PLUG | {"plug": "in"},
-        priority=8,
+        priority=6,
     ),
     # MetaXLM
     "xlm": grown("XLM, from scratch", "none"),
@@ -253,13 +272,18 @@ METHODS: dict[str, Method] = {
         "MetaXLM + Dict, matched as in the paper",
         "both",
         grow={"dictionary": "muse", "prefer": "dictionary", "average": "plain"},
-        priority=7,
     ),
+    "body": grown("MetaXLM, body only", "body", priority=5),
+    "embeddings": grown("MetaXLM, embeddings only", "embeddings", priority=5),
+    "frozen": grown("MetaXLM, body frozen", "both", recipe="metaxlm-frozen", priority=5),
+    "kd": grown("XLM, with a teacher", "none", *TEACHER, recipe="xlm-kd", priority=5),
     "xlm-matched": grown("XLM, compute of both phases", "none", priority=6),
+    "xlm-directions": directions("XLM, 16 directions", "xlm"),
+    "metaxlm-directions": directions("MetaXLM, 16 directions", "metaxlm"),
     # Combinations
-    "sentences": from_objectives("MLM + sentence contrast", f"{MLM}, {SENTENCES}", priority=4),
+    "sentences": from_objectives("MLM + sentence contrast", f"{MLM}, {SENTENCES}", priority=5),
     "align-sentences": from_objectives(
-        "XLM-Align + sentence contrast", f"{MLM}, {DWA}, {SENTENCES}", priority=4
+        "XLM-Align + sentence contrast", f"{MLM}, {DWA}, {SENTENCES}", priority=5
     ),
     "dcca-weak": from_objectives(
         "MLM + DCCA + weak alignment", f"{PLAIN}, {DCCA}, {WEAK}", text="taught", priority=5
@@ -269,10 +293,10 @@ METHODS: dict[str, Method] = {
     ),
 }
 METHODS["veco-grown"] = Method(
-    "VECO from MetaXLM", "veco", METHODS["veco"].changes, start="metaxlm", priority=7
+    "VECO from MetaXLM", "veco", METHODS["veco"].changes, start="metaxlm", priority=5
 )
 METHODS["metaxlm-tlm"] = Method(
-    "MLM + TLM from MetaXLM", "xlm-align", METHODS["tlm"].changes, start="metaxlm", priority=7
+    "MLM + TLM from MetaXLM", "xlm-align", METHODS["tlm"].changes, start="metaxlm", priority=5
 )
 PREPARED = {  # the folders of prepared text, and what has to exist before they can be written
     PAIRS: (),
@@ -281,6 +305,7 @@ PREPARED = {  # the folders of prepared text, and what has to exist before they 
     "noisy": (),
     ENGLISH: (),
     "taught": (VECTORS,),
+    "taught-skipgram": (SKIPGRAMS,),
 }
 
 
@@ -370,8 +395,8 @@ class StudyRun:
         """Texts come first, then starts and vectors, because others wait for them."""
         if self.seed:
             return self.method.priority
-        if self.kind == VECTOR_SCORES:
-            return 8
+        if self.kind in (SMALL, VECTOR_SCORES):
+            return 5
         return list(PREPARED).index(self.kind.removesuffix(".text")) - 9 if self.is_text else -1
 
     @property
@@ -390,7 +415,7 @@ class StudyRun:
         if not self.seed:
             texts = (f"{TEXT}.text",)
             known = {ENGLISH: (*texts, f"{ENGLISH}.text"), VECTORS: (MONO,)}
-            known[VECTOR_SCORES] = (VECTORS,)
+            known |= {SKIPGRAMS: (VECTORS,), VECTOR_SCORES: (SKIPGRAMS,)}
             known[SMALL] = (MONO,)  # which is trained faster alone
             return tuple(map(StudyRun, known.get(self.kind, texts)))
         method = self.method
@@ -451,6 +476,8 @@ def execute(options: argparse.Namespace, run: StudyRun) -> None:
         prepare_text(options, run.kind.removesuffix(".text"))
     elif run.kind == VECTORS:
         extract_and_map(options)
+    elif run.kind == SKIPGRAMS:
+        learn_skipgrams(options)
     elif run.kind == VECTOR_SCORES:
         score_vectors(options)
     elif not run.seed:
@@ -462,7 +489,9 @@ def execute(options: argparse.Namespace, run: StudyRun) -> None:
         seconds = {"train": trained - begin, "test": time.perf_counter() - trained}
         write_cell(options, run, records, seconds)
         return
-    product_path(options.out, run).write_text(f"{time.perf_counter() - begin:.1f}\n")
+    product = product_path(options.out, run)
+    product.parent.mkdir(exist_ok=True)
+    product.write_text(f"{time.perf_counter() - begin:.1f}\n")
 
 
 # Texts, starts and vectors.
@@ -480,14 +509,15 @@ def prepare_text(options: argparse.Namespace, name: str) -> None:
     if options.tiny:
         bitext = bitext[:1]
     pairs = f"{{path: {pack}/pairs/en-*.tsv, kind: bitext}}"
-    words = f"{{path: {out}/{VECTORS}/mapped/*.bin, kind: vectors}}"
+    words = f"{{path: {out}/{VECTORS}/KIND.mapped/*.bin, kind: vectors}}"
     links = f"{{path: {pack}/NAME/en-*.text, kind: bitext, links: {pack}/NAME/en-*.links}}"
     sources = {
         TEXT: bitext,
         PAIRS: [pairs],
         "linked": [links.replace("NAME", "linked")],
         "noisy": [links.replace("NAME", "linked" if options.tiny else "noisy")],
-        "taught": [pairs, words, links.replace("NAME", "linked")],
+        "taught": [pairs, words.replace("KIND", "x2static"), links.replace("NAME", "linked")],
+        "taught-skipgram": [pairs, words.replace("KIND", "skipgram")],
         ENGLISH: [f"{{path: {out}/{ENGLISH}.text/en.txt, kind: text}}"],
     }[name]
     settings = [
@@ -517,7 +547,7 @@ def write_english(options: argparse.Namespace, path: Path) -> None:
 
 
 def train_start(options: argparse.Namespace, name: str) -> None:
-    """Train a start: masked language modeling alone."""
+    """Train a start by masked language modeling alone, and store it in half precision."""
     sizes = options.sizes
     names = ("layers", "hidden", "heads", "intermediate")
     shape = sizes.small if name == SMALL else sizes.mono
@@ -534,19 +564,43 @@ def train_start(options: argparse.Namespace, name: str) -> None:
         f"engine.compile={'false' if options.eager else 'auto'}",
     ]
     text = ENGLISH if name == ENGLISH else TEXT
-    train("calque-base-mono", options, name, settings, text)
+    halve(train("calque-base-mono", options, name, settings, text))
+
+
+def halve(model: Path) -> None:
+    """Store the weights in bf16, so that a start that was copied from elsewhere is the same."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = model / "model.safetensors"
+    weights = {name: weight.to(torch.bfloat16) for name, weight in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def extract_and_map(options: argparse.Namespace) -> None:
-    """Extract static vectors from the start, and map them into one space without a dictionary."""
-    from calque import map_vectors
-
+    """Extract static vectors from the start, and map them into one space."""
     out = options.out / VECTORS
     write_sides(options, out / "text")
     study_vectors(options, "x2static", "extract", out / "text", "-o", out)
+    map_kind(options, "x2static")
+
+
+def learn_skipgrams(options: argparse.Namespace) -> None:
+    """Learn skip-gram vectors from the same text, and map them into one space."""
+    out = options.out / VECTORS
+    width = options.sizes.mono[1]
+    study_vectors(options, "skipgram", "skipgram", out / "text", "-o", out, "--width", width)
+    map_kind(options, "skipgram")
+
+
+def map_kind(options: argparse.Namespace, kind: str) -> None:
+    """Map vectors into one space without a dictionary."""
+    from calque import map_vectors
+
+    out = options.out / VECTORS
     map_vectors(
-        sorted((out / "x2static").glob("*.vec")),
-        output=out / "mapped",
+        sorted((out / kind).glob("*.vec")),
+        output=out / f"{kind}.mapped",
         pivot="en",
         method="identical" if options.tiny else "unsupervised",
         space="joint",
@@ -558,7 +612,7 @@ def score_vectors(options: argparse.Namespace) -> None:
     """Compare other vectors and other maps, for the table of `static_study.py table`."""
     out = options.out / VECTORS
     study_vectors(options, "pooling", "extract", out / "text", "-o", out)
-    for kind in ("x2static", "pooling"):
+    for kind in ("x2static", "pooling", "skipgram"):
         methods = "unaligned,supervised,unsupervised,refine,rcsls,selected"
         study_vectors(options, kind, "map", out, "--methods", methods)
 
@@ -623,6 +677,8 @@ def train(
     if not model.exists():
         prepared = options.out / f"{text}.text" / "prepared"
         model = calque.train(recipe, output=run, settings=settings, prepared=prepared).model
+        for checkpoint in run.glob("step-*"):  # all runs together would fill a disk
+            shutil.rmtree(checkpoint)
     return model
 
 
@@ -636,13 +692,14 @@ def train_method(options: argparse.Namespace, run: StudyRun) -> Path:
         return model
     if method.grow is not None:
         model = grow_start(options, run)
-    numbers = {
+    values = {
         "t": sizes.batch_tokens,
         "2t": 2 * sizes.batch_tokens,
         "pairs": sizes.pairs,
         "words": sizes.words,
         "fifth": sizes.steps // 5,
         "middle": sizes.mono[0] * 2 // 3,
+        "english": options.out / ENGLISH / "model",
     }
     is_linked = method.text in ("linked", "noisy")
     steps = sizes.linked_steps if is_linked else sizes.steps
@@ -656,19 +713,19 @@ def train_method(options: argparse.Namespace, run: StudyRun) -> Path:
         *common_settings(options, steps, rate),
         f"engine.compile={'auto' if is_compiled else 'false'}",
         "engine.accumulation=1",
-        *(fill(change, numbers) for change in method.changes),
+        *(fill(change, values) for change in method.changes),
     ]
     return train(method.recipe, options, f"runs/{run.kind}-{seed}", settings, method.text)
 
 
-def fill(text: str, numbers: Mapping[str, int]) -> str:
-    """Replace {t} and so on by numbers, and double braces by single ones.
+def fill(text: str, values: Mapping[str, object]) -> str:
+    """Replace {t} and so on by their values, and double braces by single ones.
 
     >>> fill("[{{kind: masked_lm, batch_tokens: {2t}}}]", {"2t": 8})
     '[{kind: masked_lm, batch_tokens: 8}]'
     """
-    for name, number in numbers.items():
-        text = text.replace(f"{{{name}}}", str(number))
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", str(value))
     return text.replace("{{", "{").replace("}}", "}")
 
 
@@ -716,6 +773,7 @@ def test_method(options: argparse.Namespace, run: StudyRun, model: Path) -> list
             data=tests,
             tasks=task,
             seeds=[run.seed],
+            languages=method.languages,
             settings=settings,
             output=folder,
             jobs=0,
