@@ -1,10 +1,11 @@
 """Tables, plot and stored results of benchmarks/mono_study.py.
 
-    python benchmarks/mono_report.py OUT docs/studies/mono.json    # from new runs
+    python benchmarks/mono_report.py OUT docs/studies/mono-2.json  # from new runs
     python benchmarks/mono_report.py --page docs/studies/mono.md   # the page of the stored results
     python benchmarks/mono_report.py --tiny                        # tables of a tiny study
 
-mono.json has the scores of all runs, and the differences of methods in every task with the 95 %
+The starts were trained twice. mono.json has the runs from the first ones, mono-2.json those from
+the second ones: the scores of all runs, and the differences of methods in every task with the 95 %
 intervals of `calque compare`, over seeds and test items together. The page has the differences and
 scores by layer of the methods of each paper; a test compares it with the stored results.
 """
@@ -24,15 +25,25 @@ from metaxlm_report import collect
 from mono_study import METHODS, run_tiny_study
 from study_cells import show
 
-STORED = Path(__file__).parents[1] / "docs" / "studies" / "mono.json"
+STUDIES = Path(__file__).parents[1] / "docs" / "studies"
+STORED = (STUDIES / "mono.json", STUDIES / "mono-2.json")
+MIN_SEEDS = 3  # of a method that is shown
 # The methods of a paper, and with which of them the others are compared.
 GROUPS = {
     "XLM-Align": ("mlm", ("none", "tlm", "dwa", "align")),
-    "Wu and Dredze": ("none", ("weak", "strong", "l2")),
-    "MetaXLM": ("xlm", ("metaxlm", "dict")),
+    "Label switches": (
+        "tlm-align",
+        ("label-layer", "pointer-layer", "union", "unmasked", "all-queries"),
+    ),
+    "Wu and Dredze": ("none", ("weak", "noisy", "strong", "l2")),
+    "Linear maps": ("none-features", ("linear",)),
+    "X2S-MA": ("mlm", ("mse", "dcca")),
+    "MetaXLM": ("xlm", ("metaxlm", "dict", "dict-paper")),
+    "Combinations": ("align", ("sentences", "align-sentences")),
 }
-OTHER_PAIRS = (("align", "none"), ("align", "tlm"), ("weak", "l2"), ("strong", "l2"))
-OTHER_PAIRS += (("weak", "strong"), ("dict", "metaxlm"))
+OTHER_PAIRS = (("align", "none"), ("align", "tlm"), ("mlm", "none"), ("noisy", "weak"))
+OTHER_PAIRS += (("weak", "l2"), ("strong", "l2"), ("weak", "strong"), ("dict", "metaxlm"))
+OTHER_PAIRS += (("dict-paper", "dict"), ("align-sentences", "sentences"), ("linear", "none"))
 TASKS = {
     "pos": "POS",
     "ner": "NER",
@@ -45,29 +56,32 @@ TASKS = {
 LAYERED = {"word_alignment": "AER", "tatoeba": "Tatoeba"}
 
 Cells = dict[str, list[dict[str, Any]]]
+Content = dict[str, Any]  # of a file of stored results
 
 
 def main() -> None:
     """Store results, or write or print the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, nargs="?", help="folder of benchmarks/mono_study.py")
-    parser.add_argument("stored", type=Path, nargs="?", default=STORED)
+    parser.add_argument("stored", type=Path, nargs="?", default=STORED[-1])
     parser.add_argument("--page", type=Path, help="replace the tables of this page, and its plot")
     parser.add_argument("--tiny", action="store_true", help="run and print a tiny study")
     options = parser.parse_args()
+    contents: list[Content]
     if options.tiny:
         with tempfile.TemporaryDirectory() as folder:
-            out = run_tiny_study(Path(folder), ("none", "weak"), 2)
+            out = run_tiny_study(Path(folder), ("none", "weak"), MIN_SEEDS)
             store(out, Path(folder) / "mono.json")
-            print("\n\n".join(build_tables(read(Path(folder) / "mono.json")).values()))
+            contents = read([Path(folder) / "mono.json"])
     elif options.out is not None:
-        store(options.out, options.stored)
-    elif options.page is not None:
-        text = options.page.read_text("utf-8")
-        options.page.write_text(fill_page(text, read(options.stored)), encoding="utf-8")
-        draw_plot(read(options.stored), options.page.with_suffix(".png"))
+        return store(options.out, options.stored)
     else:
-        print("\n\n".join(build_tables(read(STORED)).values()))
+        contents = read(STORED)
+    if options.page is not None:
+        text = options.page.read_text("utf-8")
+        options.page.write_text(fill_page(text, contents), encoding="utf-8")
+        return draw_plot(contents, options.page.with_suffix(".png"))
+    return print("\n\n".join(build_tables(contents).values()))
 
 
 # Results.
@@ -114,74 +128,94 @@ def compare(out: Path, cells: dict[str, Any], one: str, base: str) -> list[dict[
     return rows
 
 
-def read(stored: Path) -> dict[str, Any]:
-    """Return the stored results."""
-    content: dict[str, Any] = json.loads(stored.read_text("utf-8"))
-    return content
+def read(files: Sequence[Path]) -> list[Content]:
+    """Return the contents of files of stored results."""
+    return [json.loads(path.read_text("utf-8")) for path in files]
 
 
-def by_method(content: dict[str, Any]) -> Cells:
-    """Return the runs by method."""
+def by_method(content: Content) -> Cells:
+    """Return the runs by method, without methods that have few seeds."""
     found: Cells = {}
     for cell in content["cells"]:
         found.setdefault(cell["method"], []).append(cell)
-    return found
+    return {name: runs for name, runs in found.items() if len(runs) >= MIN_SEEDS}
 
 
 # Tables.
 
 
-def build_tables(content: dict[str, Any]) -> dict[str, str]:
+def build_tables(contents: Sequence[Content]) -> dict[str, str]:
     """Return the tables of the page by name."""
-    methods = by_method(content)
-    tables = {"runs": tabulate_runs(methods)}
+    tables = {"runs": tabulate_runs(contents)}
     for paper, (base, others) in GROUPS.items():
-        others = tuple(name for name in others if name in methods)
-        if base not in methods or not others:
-            continue
         name = paper.lower().replace(" ", "-")
-        tables[f"{name}-differences"] = tabulate_differences(content, base, others)
+        content = choose_content(contents, base, others)
+        if content is None:
+            continue
+        methods = by_method(content)
+        tables[f"{name}-differences"] = tabulate_differences(contents, base, others)
+        shown = [method for method in (base, *others) if method in methods]
         for task, title in LAYERED.items():
-            tables[f"{name}-{title.lower()}"] = tabulate_layers(methods, task, (base, *others))
+            if all(task in methods[method][0]["scores"] for method in shown):
+                tables[f"{name}-{title.lower()}"] = tabulate_layers(methods, task, shown)
     return tables
 
 
-def tabulate_runs(methods: Cells) -> str:
-    """Tabulate the methods: what they are, their seeds and mean seconds."""
-    rows = []
-    for name, runs in sorted(methods.items(), key=lambda item: [*METHODS].index(item[0])):
-        seconds = [np.mean([run["seconds"][part] for run in runs]) for part in ("train", "test")]
-        shown = [f"{value:.0f}" for value in seconds]
-        rows.append([name, METHODS[name].title, METHODS[name].start, str(len(runs)), *shown])
-    header = ["method", "", "start", "seeds", "seconds of training", "of tests"]
-    return make_table(header, rows)
+def choose_content(contents: Sequence[Content], base: str, others: Sequence[str]) -> Content | None:
+    """Return the results with most of the methods, the latest ones if several have equally many."""
+    counts = {}
+    for number, content in enumerate(contents):
+        methods = by_method(content)
+        if base in methods and methods.keys() & {*others}:
+            counts[len(methods.keys() & {*others}), number] = content
+    return counts[max(counts)] if counts else None
 
 
-def tabulate_differences(content: dict[str, Any], base: str, others: Sequence[str]) -> str:
-    """Tabulate the differences of methods from one of them, with their intervals, by task."""
-    found = {
-        (row["method"], row["task"]): row
-        for row in content["differences"]
-        if row["versus"] == base and row["method"] in others
-    }
-    tasks = [task for task in TASKS if any(name == task for _, name in found)]
+def tabulate_runs(contents: Sequence[Content]) -> str:
+    """Tabulate the methods: what they are, their seeds and, of the latest runs, mean seconds."""
+    found = [by_method(content) for content in contents]
     rows = []
-    for task in tasks:
-        first = next(row for (_, name), row in found.items() if name == task)
-        cells = [TASKS[task], f"{first['baseline']:.1f}"]
-        for other in others:
-            row = found.get((other, task))
-            cells.append("–" if row is None else show_difference(row, task))
-        rows.append(cells)
+    for name, method in METHODS.items():
+        runs = [methods.get(name, []) for methods in found]
+        if not any(runs):
+            continue
+        latest = [each for each in runs if each][-1]
+        seconds = [np.mean([run["seconds"][part] for run in latest]) for part in ("train", "test")]
+        seeds = [str(len(each) or "–") for each in runs]
+        rows.append([name, method.title, method.start, *seeds, *(f"{t:.0f}" for t in seconds)])
+    numbers = [f"seeds, start {number}" for number in range(1, len(contents) + 1)]
+    return make_table(["method", "", "start", *numbers, "seconds of training", "of tests"], rows)
+
+
+def tabulate_differences(contents: Sequence[Content], base: str, others: Sequence[str]) -> str:
+    """Tabulate the differences of methods from one of them, with their intervals.
+
+    There is a row for every task and start.
+    """
+    rows = []
+    for task in TASKS:
+        for number, content in enumerate(contents, start=1):
+            found = {
+                row["method"]: row
+                for row in content["differences"]
+                if (row["versus"], row["task"]) == (base, task) and row["seeds"] >= MIN_SEEDS
+            }
+            known = [found[name] for name in others if name in found]
+            if known:
+                shown = [show_difference(found.get(name), task) for name in others]
+                baseline = f"{known[0]['baseline']:.1f}"
+                rows.append([f"{TASKS[task]}, start {number}", baseline, *shown])
     header = ["", METHODS[base].title, *(METHODS[name].title for name in others)]
     return make_table(header, rows)
 
 
-def show_difference(row: dict[str, Any], task: str) -> str:
+def show_difference(row: dict[str, Any] | None, task: str) -> str:
     """Return a score with its difference and interval, if there is one.
 
     ↑ and ↓ mark intervals without 0.
     """
+    if row is None:
+        return "–"
     if "low" not in row:
         return f"{row['score']:.1f}"
     low, high = row["low"], row["high"]
@@ -209,9 +243,9 @@ def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
 
 
-def fill_page(text: str, content: dict[str, Any]) -> str:
+def fill_page(text: str, contents: Sequence[Content]) -> str:
     """Replace the tables between `<!-- table: NAME -->` and `<!-- end -->` in a page."""
-    tables = build_tables(content)
+    tables = build_tables(contents)
 
     def replace(found: re.Match[str]) -> str:
         return f"<!-- table: {found[1]} -->\n\n{tables[found[1]]}\n\n<!-- end -->"
@@ -219,16 +253,20 @@ def fill_page(text: str, content: dict[str, Any]) -> str:
     return re.sub(r"<!-- table: (.*?) -->.*?<!-- end -->", replace, text, flags=re.DOTALL)
 
 
-def draw_plot(content: dict[str, Any], path: Path) -> None:
+def draw_plot(contents: Sequence[Content], path: Path) -> None:
     """Plot the AER and the retrieval of the methods of XLM-Align by layer."""
     from calque.report.plots import plot_layers, save_plot
 
-    methods = by_method(content)
     base, others = GROUPS["XLM-Align"]
+    content = choose_content(contents, base, others)
+    if content is None:
+        raise SystemExit("there are no runs of XLM-Align to plot")
+    methods = by_method(content)
+    names = [name for name in ("none", base, *others[1:]) if name in methods]
     panels = {
         title: {
             METHODS[name].title: dict(enumerate(collect(methods[name], task).mean(axis=0).tolist()))
-            for name in ("none", base, *others[1:])
+            for name in names
         }
         for task, title in LAYERED.items()
     }

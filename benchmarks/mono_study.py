@@ -267,11 +267,13 @@ METHODS: dict[str, Method] = {
     # MetaXLM
     "xlm": grown("XLM, from scratch", "none"),
     "metaxlm": grown("MetaXLM", "both"),
-    "dict": grown("MetaXLM + Dict", "both", grow={"dictionary": "muse"}),
-    "dict-paper": grown(
-        "MetaXLM + Dict, matched as in the paper",
+    "dict": grown(
+        "MetaXLM + Dict, equal text first",
         "both",
-        grow={"dictionary": "muse", "prefer": "dictionary", "average": "plain"},
+        grow={"dictionary": "muse", "prefer": "surface", "average": "weighted"},
+    ),
+    "dict-paper": grown(
+        "MetaXLM + Dict, matched as in the paper", "both", grow={"dictionary": "muse"}
     ),
     "body": grown("MetaXLM, body only", "body", priority=5),
     "embeddings": grown("MetaXLM, embeddings only", "embeddings", priority=5),

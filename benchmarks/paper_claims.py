@@ -47,13 +47,15 @@ INDICATIONS = {
 }
 MIXED = "indication: mixed"
 NAMES = {POS: "POS", NER: "NER", TATOEBA: "Tatoeba", AER: "AER"}
-STARTS = {
-    "mono": "mono start",
-    "english": "own",
-    "own": "own",
-    "minilm": "MiniLM",
-    "scratch": "from scratch",
-    "mini": "from calque-mini",
+# Names of starts. Starts of the same kind that were trained again are numbered.
+STARTS = {"minilm": "MiniLM", "scratch": "from scratch", "mini": "from calque-mini"}
+NUMBERED_STARTS = {
+    ("mono", "mono"): "mono 1",
+    ("mono-2", "mono"): "mono 2",
+    ("mono-2", "tlm"): "mono 2",
+    ("metaxlm", "own"): "own 1",
+    ("mono", "english"): "own 2",
+    ("mono-2", "english"): "own 3",
 }
 
 
@@ -237,7 +239,7 @@ def compare_study(spec: Mapping[str, Any], expected: int | None, margin: float) 
         )
         for side, method, m in (("", "method", measure), ("versus_", "versus", other))
     )
-    label = spec.get("label", f"{STARTS[spec['start']]}, {name_measure(name)}")
+    label = make_label(spec, name_measure(name))
     if spec.get("layers") == "each":
         outcomes = []
         depth = collect(runs.values(), name).shape[1] - 1
@@ -247,6 +249,13 @@ def compare_study(spec: Mapping[str, Any], expected: int | None, margin: float) 
         n_layers = len(outcomes)
         return LayerCount(label, outcomes.count("holds"), outcomes.count("fails"), n_layers)
     return Figure(label, *compare_runs(runs, others, (measure, other)), sign, margin)
+
+
+def make_label(spec: Mapping[str, Any], measure: str) -> str:
+    """Return the start and the measure of a figure; `label` may replace the measure."""
+    study, start = spec["study"], spec["start"]
+    name = NUMBERED_STARTS.get((study, start)) or STARTS.get(start, start)
+    return f"{name}, {spec.get('label', measure)}"
 
 
 def name_measure(name: str) -> str:
@@ -268,7 +277,7 @@ def compare_tasks(spec: Mapping[str, Any], expected: int | None, margin: float) 
         raise ValueError(f"there are only {row['seeds']} seeds")
     sign = (-1 if spec["task"] == "word_alignment" else 1) if expected is None else expected
     low, high = row["low"], row["high"]
-    label = spec.get("label", f"{STARTS[spec['start']]}, {TASKS[spec['task']].split()[0]}")
+    label = make_label(spec, TASKS[spec["task"]].split()[0])
     scores = row["score"], row["baseline"]
     return Figure(label, *scores, (high - low) / 2, sign, margin, bounds=(low, high))
 
@@ -369,7 +378,9 @@ def build_claim(content: Mapping[str, Any]) -> Claim:
         compare = compare_study
         if "page" in spec or "task" in spec:
             compare = compare_cells if "page" in spec else compare_tasks
-        figures.append(compare(spec, expected, margin))
+        studies = spec["study"] if isinstance(spec.get("study"), list) else [spec.get("study")]
+        sign = spec.get("expected", expected)
+        figures += [compare({**spec, "study": study}, sign, margin) for study in studies]
     strength = content.get("strength", "indication")
     needs_interval = strength == "test" or expected == 0
     if needs_interval and not all(figure.has_interval for figure in figures):
@@ -437,7 +448,7 @@ def summarize_claims() -> str:
 def tabulate_runs() -> str:
     """Tabulate the number of runs of the studies with stored runs, and their time."""
     rows = []
-    for study in ("mono", "veco", "veco-longer", "metaxlm"):
+    for study in ("mono", "mono-2", "veco", "veco-longer", "metaxlm"):
         runs = read_runs(study)
         hours = sum(sum(run["seconds"].values()) for run in runs) / 3600
         seeds = {run["seed"] for run in runs}

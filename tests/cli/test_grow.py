@@ -35,6 +35,7 @@ def call(mono: Path, folder: Path, *more: str) -> int:
 
 def test_grow(tiny_folder: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     patterns = ["--dictionary", str(folder / "en-*.txt"), "--text", str(folder / "??.txt")]
+    patterns += ["--prefer", "surface"]  # so that one dictionary is of no use
     assert call(tiny_folder, folder, *patterns, "--unmatched", "normal", "--seed", "3") == 0
     printed = capsys.readouterr()
     for part in ("rows by rule", "▁Hund → the", "Cyrillic", "others", "de", "▁[x]"):

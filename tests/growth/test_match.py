@@ -180,7 +180,7 @@ def test_translations(bert: Any, german: Path) -> None:
     assert found["▁Haus"] == same("house", "dictionary")
     assert found["Haus"] == NONE  # not at the start of a word
     assert found["▁draußen"] == ("composed", {"out": half, "##side": half})
-    assert found["▁die"] == same("die")  # equal text comes first
+    assert found["▁die"] == same("the", "dictionary")  # translations come before equal text
     assert found["▁zu"] == ("dictionary", {"to": half, "the": half})
     assert found["▁Hund"] == NONE  # "dog" is unknown to this BERT
     assert found["▁neu"] == NONE
@@ -189,8 +189,8 @@ def test_translations(bert: Any, german: Path) -> None:
 def test_more_dictionaries_more_weight(bert: Any, german: Path, tmp_path: Path) -> None:
     turned = tmp_path / "de-en.txt"
     turned.write_text("zu to\nzu outside\n", encoding="utf-8")
-    found = match(sentence_piece(["▁zu"]), bert, german, turned)
-    rows = rows_of(sentence_piece(["▁zu"]), bert, german, turned)
+    found = match(sentence_piece(["▁zu"]), bert, german, turned, average="weighted")
+    rows = rows_of(sentence_piece(["▁zu"]), bert, german, turned, average="weighted")
     weights = {"to": 2 / 4, "the": 1 / 4, "out": 1 / 8, "##side": 1 / 8}
     assert rows["▁zu"] == ("composed", pytest.approx(weights))
     assert list(found.meanings.values()) == [["to", "the", "outside"]]
@@ -202,7 +202,7 @@ def test_plain_mean_of_translations(bert: Any, german: Path, tmp_path: Path) -> 
     turned = tmp_path / "de-en.txt"
     turned.write_text("zu to\nzu outside\nzu the\nouts cats\nouts out\nouts outs\n", "utf-8")
     new = sentence_piece(["▁zu", "▁outs"])
-    found = rows_of(new, bert, german, turned, prefer="dictionary", average="plain")
+    found = rows_of(new, bert, german, turned)
     index = PieceIndex(bert)
     for piece, translations in {"▁zu": ["to", "the", "outside"], "▁outs": ["cats", "out"]}.items():
         expected: dict[str, float] = {}
@@ -215,7 +215,7 @@ def test_plain_mean_of_translations(bert: Any, german: Path, tmp_path: Path) -> 
             for each in ("out", "##s"):
                 expected[each] = expected.get(each, 0) + 1 / 6
         assert found[piece] == ("composed", pytest.approx(expected))
-    assert found != rows_of(new, bert, german, turned, prefer="dictionary")
+    assert found != rows_of(new, bert, german, turned, average="weighted")
 
 
 def test_without_composition(bert: Any, german: Path) -> None:
@@ -224,15 +224,19 @@ def test_without_composition(bert: Any, german: Path) -> None:
     assert found["▁zu"][0] == "dictionary"
 
 
-def test_dictionaries_first(bert: Any, german: Path) -> None:
+def test_dictionaries_or_equal_text_first(bert: Any, german: Path) -> None:
     new = sentence_piece(["▁die", "▁Die", "▁cat", "▁er"])
-    found = rows_of(new, bert, german, prefer="dictionary")
+    found = rows_of(new, bert, german)
     assert found["▁die"] == same("the", "dictionary")
     assert found["▁Die"] == same("the", "dictionary")
     assert found["▁cat"] == same("cat")
     assert found["▁er"] == same("er", "dictionary")
-    without = match(new, bert, german, prefer="dictionary").rules_without
+    without = match(new, bert, german).rules_without
     assert [RULES[rule] for rule in without[4:8]] == ["exact", "normalized", "exact", "exact"]
+    surface = rows_of(new, bert, german, prefer="surface")
+    assert surface["▁die"] == same("die")
+    assert surface["▁er"] == same("er")
+    assert surface["▁Die"] == same("die", "normalized")
 
 
 def test_dictionaries_first_in_foreign_scripts(bert: Any, tmp_path: Path) -> None:
@@ -253,7 +257,7 @@ def test_a_word_that_is_its_own_translation(bert: Any, tmp_path: Path) -> None:
     """MUSE has many words as their own translation, which adds noise."""
     path = tmp_path / "en-de.txt"
     path.write_text("out outs\nouts outs\ncats cats\n", encoding="utf-8")
-    found = rows_of(sentence_piece(["▁outs", "▁cats"]), bert, path)
+    found = rows_of(sentence_piece(["▁outs", "▁cats"]), bert, path, average="weighted")
     assert found["▁outs"] == same("out", "dictionary")
     half = pytest.approx(0.5)
     assert found["▁cats"] == ("composed", {"cat": half, "##s": half})  # the only translation

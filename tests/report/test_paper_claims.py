@@ -76,15 +76,21 @@ def test_another_result_gives_another_table(
 def test_study_page_has_the_tables_of_the_stored_results(claims: Any) -> None:
     report = importlib.import_module("mono_report")
     text = (ROOT / "docs" / "studies" / "mono.md").read_text("utf-8")
-    content = report.read(report.STORED)
-    assert report.fill_page(text, content) == text, "run: python benchmarks/mono_report.py --page"
+    contents = report.read(report.STORED)
+    assert report.fill_page(text, contents) == text, "run: python benchmarks/mono_report.py --page"
     names = re.findall("<!-- table: (.*?) -->", text)
-    assert sorted(names) == sorted(report.build_tables(content))
+    assert sorted(names) == sorted(report.build_tables(contents))
+    # The first start alone has fewer rows, and no label switches.
+    first = report.build_tables(contents[:1])
+    assert set(names) - set(first) >= {"label-switches-aer", "x2s-ma-differences"}
+    before = report.build_tables(contents)["metaxlm-differences"]
+    assert "start 2" in before and "start 2" not in first["metaxlm-differences"]
 
 
-def test_stored_differences_are_those_of_the_runs(claims: Any) -> None:
+@pytest.mark.parametrize("study", ["mono", "mono-2"])
+def test_stored_differences_are_those_of_the_runs(study: str, claims: Any) -> None:
     """Scores of fine-tuned tasks are means over seeds and languages, and intervals contain them."""
-    content = json.loads((ROOT / "docs" / "studies" / "mono.json").read_text("utf-8"))
+    content = json.loads((ROOT / "docs" / "studies" / f"{study}.json").read_text("utf-8"))
     runs = {(run["method"], run["seed"]): run["scores"] for run in content["cells"]}
     n_checked = 0
     for row in content["differences"]:
@@ -98,7 +104,7 @@ def test_stored_differences_are_those_of_the_runs(claims: Any) -> None:
             for side in sides
         ]
         assert means == pytest.approx([row["score"], row["baseline"]], abs=0.01)
-        assert row["seeds"] == len(seeds) >= 4
+        assert row["seeds"] == len(seeds) >= 3
         n_checked += 1
     assert n_checked > 40
 

@@ -84,17 +84,17 @@ def grow(
         typer.Option(
             "--prefer",
             metavar="WHAT",
-            help="What to try first: surface (a piece's text) or dictionary (its translation).",
+            help="What to try first: dictionary (a piece's translation) or surface (its text).",
         ),
-    ] = "surface",
+    ] = "dictionary",
     average: Annotated[
         str,
         typer.Option(
             "--average",
             metavar="HOW",
-            help="Mean of several translations: weighted (by the number of dictionaries) or plain.",
+            help="Mean of several translations: plain or weighted (by the number of dictionaries).",
         ),
-    ] = "weighted",
+    ] = "plain",
     no_compose: Annotated[
         bool,
         typer.Option(

@@ -130,8 +130,8 @@ def grow(
     text: PathLike | Sequence[PathLike] = (),
     initialize: Initialize = "both",
     unmatched: Unmatched = "moments",
-    prefer: Preference = "surface",
-    average: Averaging = "weighted",
+    prefer: Preference = "dictionary",
+    average: Averaging = "plain",
     compose: bool = True,
     seed: int = 0,
     overwrite: bool = False,
@@ -155,10 +155,10 @@ def grow(
             covariance of the matched rows, "normal" from N(0, 0.02²). "pieces" takes the mean of
             the pieces that the old tokenizer splits a piece into; this is for a new vocabulary of
             languages that the model knows.
-        prefer: What to try first: the text of a piece ("surface") or its translation
-            ("dictionary", as in the paper).
-        average: Mean of several translations: "weighted" by the number of dictionaries that have
-            them, or "plain", as in the paper.
+        prefer: What to try first: the translation of a piece ("dictionary", as in the paper) or
+            its text ("surface").
+        average: Mean of several translations: "plain", as in the paper, or "weighted" by the
+            number of dictionaries that have them and without the word itself.
         compose: Use translations that the monolingual tokenizer splits into several pieces.
         seed: Random seed.
         overwrite: Replace a model that was grown before.

@@ -1,14 +1,15 @@
 """Vocabulary matching of MetaXLM: which rows of one model's embedding initialize another's.
 
-A new piece takes the row of the same text, or else of the same text up to case and NFKC, or else
-the mean of the rows of its translations if it is a word of a dictionary, or else the row of what
-the monolingual tokenizer's normalizer makes of it (many turn `é` into `e`). In scripts that the
-monolingual model hardly knows, translations come first. What is left may take the mean of the
-pieces that the old tokenizer splits it into, which helps if the old model knows the language.
+A new piece takes the mean of the rows of its translations if it is a word of a dictionary, or else
+the row of the same text, or else of the same text up to case and NFKC, or else the row of what the
+monolingual tokenizer's normalizer makes of it (many turn `é` into `e`). What is left may take the
+mean of the pieces that the old tokenizer splits it into, which helps if the old model knows the
+language.
 
-Paper: Chi et al. (2021) translate first in all scripts (`prefer`) and do not weight translations
-(`average`). But most short English words are also words of other languages, and would start with
-another meaning, and a translation that several dictionaries have is more reliable.
+Equal text can also come before translations (`prefer`), except in scripts that the monolingual
+model hardly knows, and several translations can be weighted by the number of dictionaries that have
+them (`average`). Models were worse after training then (docs/studies/mono.md), although most short
+English words are also words of other languages and so start with another meaning by default.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def match_rows(
     dictionaries: Sequence[PathLike] = (),
     *,
     language: str = "en",
-    prefer: Preference = "surface",
-    average: Averaging = "weighted",
+    prefer: Preference = "dictionary",
+    average: Averaging = "plain",
     compose: bool = True,
     split: bool = False,
 ) -> VocabularyMatch:
@@ -106,10 +107,10 @@ def match_rows(
         index: The pieces of the monolingual model.
         dictionaries: Dictionaries from or to the language of the monolingual model.
         language: That language.
-        prefer: Whether equal text ("surface") or a translation ("dictionary") comes first. In
+        prefer: Whether a translation ("dictionary") or equal text ("surface") comes first. In
             scripts that are not the model's own, a translation always comes first.
-        average: Mean of several translations: "weighted" by the number of dictionaries that have
-            them and without the word itself, or "plain".
+        average: Mean of several translations: "plain", or "weighted" by the number of dictionaries
+            that have them and without the word itself.
         compose: Use translations that the monolingual model splits into several pieces.
         split: Match the remaining rows with the pieces that the monolingual model splits them into.
     """
