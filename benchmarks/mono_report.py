@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from metaxlm_report import collect
 from mono_study import METHODS, run_tiny_study
-from study_cells import show
+from study_cells import compare_results, show
 
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 STORED = (STUDIES / "mono.json", STUDIES / "mono-2.json")
@@ -105,27 +105,9 @@ def store(out: Path, stored: Path) -> None:
 
 
 def compare(out: Path, cells: dict[str, Any], one: str, base: str) -> list[dict[str, Any]]:
-    """Return the differences between two methods by task, as `calque compare` measures them."""
-    import calque
-
-    folders = [
-        out / "results" / name for name, cell in cells.items() if cell["method"] in (one, base)
-    ]
-    comparison = calque.compare(folders, baseline=base, models=[one])
-    rows = []
-    for task in comparison.tasks:
-        difference = task.models[one].overall
-        numbers = {
-            "score": difference.model.mean,
-            "baseline": difference.baseline.mean,
-            "low": difference.low,
-            "high": difference.high,
-        }
-        rows.append(
-            {"method": one, "versus": base, "task": task.task, "seeds": difference.n_seeds}
-            | {name: round(float(value), 3) for name, value in numbers.items() if value is not None}
-        )
-    return rows
+    """Return the differences between two methods by task."""
+    runs = [name for name, cell in cells.items() if cell["method"] in (one, base)]
+    return compare_results([out / "results" / name for name in runs], one, base)
 
 
 def read(files: Sequence[Path]) -> list[Content]:

@@ -5,6 +5,7 @@
     python benchmarks/static_study.py extract TEXT -o OUT [--kinds pooling] [--layer 8]
     python benchmarks/static_study.py map OUT --muse MUSE [--similarity FOLDER] [--device cuda]
     python benchmarks/static_study.py table OUT
+    python benchmarks/static_study.py compare OUT --muse MUSE --json FILE
     python benchmarks/static_study.py --tiny
 
 `text` separates the two sides of bitext and drops repetitions, so that the texts of all languages
@@ -13,8 +14,10 @@ those of X2Static and of pooling, on the same sentences and words. Vectors from 
 fastText's, can be put into OUT/NAME/de.vec and so on and chosen with `--kinds NAME`. `map` maps
 each set of vectors by each method into one space around English and scores it on MUSE's tests in
 both directions by CSLS. The last fifth of MUSE's training dictionary is used to choose methods, not
-to train. Every step skips the files that exist, so that it can be repeated. `--tiny` runs all steps
-on the sentences of the demo with a made-up dictionary.
+to train. `compare` tests translation from English by `calque evaluate` and stores the differences
+of COMPARED with the 95 % intervals of `calque compare` over test words, known or not. Every step
+skips the files that exist, so that it can be repeated. `--tiny` runs all steps on the sentences of
+the demo with a made-up dictionary.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from study_cells import compare_results, write_differences
 
 from calque.vectors.corpus import CorpusFilter, CorpusReader
 
@@ -44,7 +48,19 @@ SUBSAMPLE, EPOCHS = 1e-3, 5
 LEARNING = ("semi-supervised", "identical", "unsupervised")
 # Methods that leave English as it is: Procrustes with MUSE's refinement, and RCSLS.
 TO_ENGLISH = ("refine", "rcsls")
-METHODS = ("unaligned", "supervised", *TO_ENGLISH, *LEARNING, "selected")
+UNALIGNED = "unaligned"
+METHODS = (UNALIGNED, "supervised", *TO_ENGLISH, *LEARNING, "selected")
+# Vectors and map, and those that they are compared with.
+COMPARED = (
+    ("x2static.unsupervised", "x2static.unaligned"),
+    ("x2static.selected", "x2static.unaligned"),
+    ("x2static.supervised", "x2static.unaligned"),
+    ("x2static.unsupervised", "x2static.supervised"),
+    ("x2static.unsupervised", "x2static.rcsls"),
+    ("x2static.unaligned", "skipgram.unsupervised"),
+    ("x2static.unaligned", "pooling.unaligned"),
+    ("x2static.supervised", "pooling.supervised"),
+)
 
 
 def make_text(options: argparse.Namespace) -> None:
@@ -151,7 +167,7 @@ def map_all(options: argparse.Namespace) -> None:
             if result.exists():
                 continue
             started = time.perf_counter()
-            mapped, choices = map_by(method, spaces, options)
+            mapped, choices = map_by(method, kind, spaces, options)
             row = {
                 "kind": kind,
                 "method": method,
@@ -164,14 +180,17 @@ def map_all(options: argparse.Namespace) -> None:
 
 
 def map_by(
-    method: str, spaces: dict[str, Any], options: argparse.Namespace
+    method: str, kind: str, spaces: dict[str, Any], options: argparse.Namespace
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the vectors of all languages in one space, and the choice for each language."""
+    """Return the vectors of all languages in one space, and the choice for each language.
+
+    The mapped vectors are also written.
+    """
     from calque.algorithms.self_learning import SelfLearningSettings
     from calque.vectors.mapping import map_spaces, write_mapped
     from calque.vectors.method_selection import MapSettings
 
-    if method == "unaligned":
+    if method == UNALIGNED:
         return spaces, {}
     train, dev = split_dictionaries(options.muse, list(spaces))
     methods = LEARNING[1:] if method == "selected" else (method,)
@@ -184,10 +203,39 @@ def map_by(
         report.language: [report.chosen, report.reason, [trial.seconds for trial in report.trials]]
         for report in mapped.reports
     }
-    if method == options.keep:
-        name = options.folder / f"{options.kinds}.{method}.mapped"
-        write_mapped(mapped, spaces, name, settings, binary=True)
+    write_mapped(mapped, spaces, find_vectors(options, kind, method), settings, binary=True)
     return {name: mapped.apply(name, vectors) for name, vectors in spaces.items()}, choices
+
+
+def find_vectors(options: argparse.Namespace, kind: str, method: str) -> Path:
+    """Return the folder of a set of vectors, mapped by a method."""
+    name = kind if method == UNALIGNED else f"{kind}.{method}.mapped"
+    return Path(options.folder / name)
+
+
+def compare_all(options: argparse.Namespace) -> None:
+    """Store the differences of COMPARED in lexicon induction, with intervals over test words."""
+    import calque
+
+    languages = [f"{PIVOT}-{language}" for language in options.languages.split(",")]
+    rows = []
+    for names in COMPARED:
+        folders = [find_vectors(options, *name.split(".")) for name in names]
+        if not all(folder.exists() for folder in folders):
+            continue
+        results = [options.folder / "results" / name for name in names]
+        for name, vectors, output in zip(names, folders, results, strict=True):
+            calque.evaluate(
+                f"{name}={vectors}",
+                data=options.muse.parent,
+                tasks="lexicon_induction",
+                languages=languages,
+                output=output,
+                device=options.device,
+                jobs=0,
+            )
+        rows += compare_results(results, *names)
+    write_differences(options.json, rows)
 
 
 def split_dictionaries(muse: Path, languages: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -362,6 +410,7 @@ def run_tiny() -> None:
             chosen = ["--kinds", kind, "--methods", methods]
             run([*shared, *chosen, *paths, "map", str(root / "out")])
         run([*shared, "table", str(root / "out")])
+        run([*shared, *paths, "compare", str(root / "out"), "--json", str(root / "found.json")])
 
 
 def build_tiny_encoder(folder: Path) -> None:
@@ -395,6 +444,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
         "extract": extract_all,
         "map": map_all,
         "table": print_table,
+        "compare": compare_all,
     }
     parser.add_argument("step", choices=[*steps], nargs="?")
     parser.add_argument("folder", type=Path, nargs="?", help="input folder of the step")
@@ -410,7 +460,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kinds", default="x2static,pooling,skipgram")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--patience", type=int, default=50, help="of self-learning")
-    parser.add_argument("--keep", help="the method whose mapped vectors are written")
+    parser.add_argument("--json", type=Path, help="file of the differences")
     parser.add_argument("--tiny", action="store_true", help="all steps on the demo")
     options = parser.parse_args(arguments)
     if options.tiny:

@@ -2,11 +2,15 @@
 
 All studies use the rule of `calque compare`: a difference counts if it exceeds the standard
 deviation of the baseline over seeds. A baseline without seeds, such as a given model, has none.
+Studies that store their differences use those of `calque compare`, too.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from calque.report.statistics import one_deviation_rule, summarize
 
@@ -55,3 +59,31 @@ def judge(one: Sequence[float], other: Sequence[float], sign: int = 1) -> str:
         verdict = "holds" if (rule == "above") == (sign > 0) else "reversed"
     gain = sign * (mine.mean - baseline.mean)
     return f"{gain:+.1f}, {verdict}".replace("-", "−")
+
+
+def compare_results(folders: Sequence[Path], one: str, base: str) -> list[dict[str, Any]]:
+    """Return the differences between two models by task, as `calque compare` measures them."""
+    import calque
+
+    comparison = calque.compare(folders, baseline=base, models=[one])
+    rows = []
+    for task in comparison.tasks:
+        difference = task.models[one].overall
+        numbers = {
+            "score": difference.model.mean,
+            "baseline": difference.baseline.mean,
+            "low": difference.low,
+            "high": difference.high,
+        }
+        rows.append(
+            {"method": one, "versus": base, "task": task.task, "seeds": difference.n_seeds}
+            | {name: round(float(value), 3) for name, value in numbers.items() if value is not None}
+        )
+    return rows
+
+
+def write_differences(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write differences as JSON with one row per line."""
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text(f'{{"differences": [\n{lines}\n]}}\n', encoding="utf-8")
+    print(f"{path}: {len(rows)} differences")
