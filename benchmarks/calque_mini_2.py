@@ -28,7 +28,7 @@ import shutil
 import tempfile
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -269,14 +269,39 @@ def extend_vocabulary(
     n_extra = (len(vocabulary) + len(added) + 1) % 64
     for piece in sorted((p for p in added if len(p) > 2), key=added.__getitem__)[:n_extra]:
         del added[piece]
-    pieces = vocabulary + sorted(added.items(), key=lambda item: (-item[1], item[0]))
+    own_first = sorted(added.items(), key=lambda item: (-item[1], item[0]))
+    write_tokenizer(old, start, spec, vocabulary + own_first)
+    return set(added)
+
+
+def write_tokenizer(old: Path, start: Path, spec: Any, pieces: Sequence[Any]) -> None:
+    """Write a tokenizer with other pieces, and <mask> after them."""
+    n_before = spec["added_tokens"][-1]["id"] + 1
     spec["model"]["vocab"] = pieces
     spec["added_tokens"][-1]["id"] = len(pieces)
     text = json.dumps(spec, ensure_ascii=False, indent=1)
     (start / "tokenizer.json").write_text(text, encoding="utf-8")
     shutil.copy(old / "tokenizer_config.json", start)
-    print(f"{len(vocabulary) + 1:,} pieces before, {len(pieces) + 1:,} now")
-    return set(added)
+    print(f"{n_before:,} pieces before, {len(pieces) + 1:,} now", flush=True)
+
+
+def write_weights(old: Path, start: Path, n_old: int, make_rows: Callable[[Any], Any]) -> None:
+    """Write a model with rows for new pieces before that of <mask>, which is row `n_old`.
+
+    `make_rows` returns the new rows of the word embeddings, or the new elements of a bias.
+    """
+    extended, n_rows = {}, 0
+    for key, value in load_file(old / "model.safetensors").items():
+        value = value.float()
+        if value.shape[:1] == (n_old + 1,):
+            value = torch.cat([value[:n_old], make_rows(value), value[n_old:]])
+            n_rows = len(value)
+        extended[key] = value.contiguous()
+    save_file(extended, start / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((old / "config.json").read_text(encoding="utf-8"))
+    config |= {"vocab_size": n_rows, "dtype": "float32"}
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (start / "config.json").write_text(text, encoding="utf-8")
 
 
 def start_rows(old: Path, work: Path, aligner: Any) -> None:
@@ -313,20 +338,12 @@ def start_rows(old: Path, work: Path, aligner: Any) -> None:
     linked = F.normalize(sums / totals[:, None].clamp(min=1e-9) - mean, dim=1)
     is_linked = (totals > 0)[:, None]
     started = mean + usual * torch.where(is_linked, 0.9 * linked + 0.25 * noise, 0.6 * noise)
-    extended = {}
-    for key, value in weights.items():
-        value = value.float()
-        if value.shape[:1] == (n_old + 1,):
-            fill = started if value.ndim == 2 else value[len(FIRST_TOKENS) : n_old].median()
-            grown = torch.zeros(n_rows, *value.shape[1:]) + fill
-            grown[:n_old], grown[-1] = value[:n_old], value[n_old]
-            value = grown
-        extended[key] = value
-    save_file(extended, work / "start" / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((old / "config.json").read_text(encoding="utf-8"))
-    config |= {"vocab_size": n_rows, "dtype": "float32"}
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    (work / "start" / "config.json").write_text(text, encoding="utf-8")
+
+    def make_rows(value: Any) -> Any:
+        usual_bias = value[len(FIRST_TOKENS) : n_old].median()
+        return started[n_old:-1] if value.ndim == 2 else usual_bias.repeat(n_rows - n_old - 1)
+
+    write_weights(old, work / "start", n_old, make_rows)
     print(f"{int((totals[n_old:-1] > 0).sum()):,} of {n_rows - n_old - 1:,} new rows are linked")
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from calque_mini_2 import NEW, Text, balance, read_demo, write_lines
+from calque_mini_2 import NEW, Text, balance, read_demo, write_lines, write_tokenizer, write_weights
 from safetensors.torch import load_file, save_file
 from tiny_data import write_data
 from torch.nn import functional as F
@@ -94,7 +94,7 @@ def prepare(text: Text, work: Path, model: Path) -> None:
     for folder in ("bitext", "dev", "linked", "start"):
         (work / folder).mkdir(parents=True, exist_ok=True)
     add_capitals(model, work / "start")
-    aligner = calque.WordAligner(calque.load(work / "start", "cpu"))
+    aligner = calque.WordAligner(calque.load(work / "start", "cpu"), method="argmax")
     generator, english = random.Random(3), dict[str, None]()
     for language in text.list_languages():
         pairs = balance(text.split(language, work / "dev"), MOST)
@@ -117,26 +117,11 @@ def add_capitals(model: Path, start: Path) -> None:
     n_old = len(vocabulary)
     # A multiple of 64 rows, with <mask> as the last one: the least likely pieces are left out.
     copies = copies[: len(copies) - (n_old + len(copies) + 1) % 64]
-    spec["model"]["vocab"] = vocabulary + [[piece, vocabulary[row][1]] for piece, row in copies]
-    n_rows = n_old + len(copies) + 1
-    spec["added_tokens"][-1]["id"] = n_rows - 1
-    text = json.dumps(spec, ensure_ascii=False, indent=1)
-    (start / "tokenizer.json").write_text(text, encoding="utf-8")
-    shutil.copy(model / "tokenizer_config.json", start)
+    pieces = vocabulary + [[piece, vocabulary[row][1]] for piece, row in copies]
+    write_tokenizer(model, start, spec, pieces)
     rows = torch.tensor([row for _, row in copies], dtype=torch.long)
-    extended = {}
-    for key, value in load_file(model / "model.safetensors").items():
-        value = value.float()
-        if value.shape[:1] == (n_old + 1,):
-            own = value[rows] + (BIAS_OF_CAPITALS if value.ndim == 1 else 0.0)
-            value = torch.cat([value[:n_old], own, value[n_old:]])
-        extended[key] = value.contiguous()
-    save_file(extended, start / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    config |= {"vocab_size": n_rows, "dtype": "float32"}
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    (start / "config.json").write_text(text, encoding="utf-8")
-    print(f"{n_old + 1:,} pieces before, {n_rows:,} now", flush=True)
+    bias = BIAS_OF_CAPITALS
+    write_weights(model, start, n_old, lambda old: old[rows] + (bias if old.ndim == 1 else 0.0))
 
 
 def average(work: Path) -> None:
@@ -152,7 +137,8 @@ def average(work: Path) -> None:
     save_file(mean, work / "model" / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((work / "start" / "config.json").read_text(encoding="utf-8"))
     config["dtype"] = "float16"
-    config.get("calque", {}).get("alignment", {}).pop("calibration", None)
+    if alignment := config.get("calque", {}).get("alignment"):  # its probabilities have changed
+        alignment |= {"calibration": None, "method": "argmax"}
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (work / "model" / "config.json").write_text(text, encoding="utf-8")
 
