@@ -41,10 +41,11 @@ def measure(
 ) -> list[LanguageScores]:
     """Return AER, precision, recall and F1 of the links that `WordAligner` finds.
 
-    Its settings are those of the model, except that the spelling of words is not compared, for it
-    is the encoder that is tested; nor are links chosen by probability but by mutual argmax, because
-    probabilities are valid with spelling only, and most models have none. The rates are those of a whole test. The words of an encoder with
-    maps are mapped by language before they are compared. An item is a sentence pair and its errors.
+    Its settings are those of the model, but the spelling of words is not compared, for it is the
+    encoder that is tested. Nor are links chosen by probability but by mutual argmax, because
+    probabilities are valid with spelling only, and most models have none. The rates are those of a
+    whole test. The words of an encoder with maps are mapped by language before they are compared.
+    An item is a sentence pair and its errors.
     """
     tests = list(languages or list_languages(data))
     check_maps(encoder, tests)
