@@ -12,8 +12,9 @@ METHODS says what each of them is.
 A run writes OUT/results/METHOD-SEED, a results folder for `calque compare`, and OUT/cells/
 METHOD-SEED.json with its scores and seconds, and is skipped if this file exists. Worker processes
 execute the runs in the order of their importance, all seeds of a method together. When the minutes
-are over, unfinished runs are stopped; the same command continues them.
-benchmarks/mono_report.py makes tables of the results. `--tiny` trains tiny models for a few steps.
+are over, unfinished runs are stopped; the same command continues them, on another machine if OUT
+has mono/ and english/ with their models, cells/ and results/. benchmarks/mono_report.py makes
+tables of the results. `--tiny` trains tiny models for a few steps.
 """
 
 from __future__ import annotations
@@ -446,7 +447,11 @@ def product_path(out: Path, run: StudyRun) -> Path:
 
 
 def is_done(out: Path, run: StudyRun) -> bool:
-    return product_path(out, run).exists()
+    """Return whether there is a result and, where others start from it, the model."""
+    is_start = run.kind in {method.start for method in METHODS.values()} & METHODS.keys()
+    needs_model = bool(run.seed) and (is_start or (run.method.once and run.seed == 1))
+    model = out / "runs" / run.name / "model"
+    return product_path(out, run).exists() and (model.exists() or not needs_model)
 
 
 def run_study(options: argparse.Namespace) -> int:
@@ -486,6 +491,8 @@ def execute(options: argparse.Namespace, run: StudyRun) -> None:
         train_start(options, run.kind)
     else:
         model = train_method(options, run)
+        if product_path(options.out, run).exists():  # only the model was missing
+            return
         trained = time.perf_counter()
         records = test_method(options, run, model)
         seconds = {"train": trained - begin, "test": time.perf_counter() - trained}
