@@ -279,9 +279,10 @@ def compare_tasks(spec: Mapping[str, Any], expected: int | None, margin: float) 
         raise ValueError(f"there are only {row['seeds']} seeds")
     sign = (-1 if spec["task"] == "word_alignment" else 1) if expected is None else expected
     low, high = row["low"], row["high"]
-    label = make_label(spec, TASKS[spec["task"]].split()[0])
+    label = make_label(spec, TASKS.get(spec["task"], spec["task"]).split()[0])
     scores = row["score"], row["baseline"]
-    return Figure(label, *scores, (high - low) / 2, sign, margin, bounds=(low, high))
+    digits, bounds = spec.get("digits", 1), (low, high)
+    return Figure(label, *scores, (high - low) / 2, sign, margin, digits, bounds)
 
 
 # Results of stored tables.

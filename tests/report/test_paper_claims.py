@@ -129,6 +129,18 @@ def test_another_interval_gives_another_verdict(
     (tmp_path / "docs" / "studies" / "one.json").write_text(few)
     with pytest.raises(ValueError, match="only 2 seeds"):
         claims.compare_tasks(spec, None, 0.0)
+    none = few.replace('"seeds": 2', '"seeds": 0')  # nothing was trained: test items alone
+    (tmp_path / "docs" / "studies" / "one.json").write_text(none)
+    assert claims.compare_tasks(spec, None, 0.0).interval == (0.0, 1.0)
+
+
+def test_figures_of_several_starts_are_numbered(claims: Any) -> None:
+    spec = {"start": "mono", "method": "align", "versus": "mlm", "task": "pos"}
+    content = {"claim": "", "paper": "", "experiment": "", "why": "", "strength": "test"}
+    content["figures"] = [spec | {"study": ["mono", "mono-2"]}]  # type: ignore[assignment]
+    figures = claims.build_claim(content).figures
+    assert [figure.label for figure in figures] == ["mono 1, POS", "mono 2, POS"]
+    assert figures[0].score != figures[1].score
 
 
 def test_interval_is_paired_by_seed(claims: Any) -> None:
