@@ -269,8 +269,8 @@ def extend_vocabulary(
     n_extra = (len(vocabulary) + len(added) + 1) % 64
     for piece in sorted((p for p in added if len(p) > 2), key=added.__getitem__)[:n_extra]:
         del added[piece]
-    own_first = sorted(added.items(), key=lambda item: (-item[1], item[0]))
-    write_tokenizer(old, start, spec, vocabulary + own_first)
+    by_score = sorted(added.items(), key=lambda item: (-item[1], item[0]))
+    write_tokenizer(old, start, spec, vocabulary + by_score)
     return set(added)
 
 

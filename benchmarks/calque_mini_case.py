@@ -137,8 +137,9 @@ def average(work: Path) -> None:
     save_file(mean, work / "model" / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((work / "start" / "config.json").read_text(encoding="utf-8"))
     config["dtype"] = "float16"
-    if alignment := config.get("calque", {}).get("alignment"):  # its probabilities have changed
-        alignment |= {"calibration": None, "method": "argmax"}
+    alignment = config.get("calque", {}).get("alignment", {})
+    if alignment.pop("calibration", None) is not None:  # its probabilities have changed
+        alignment["method"] = "argmax"
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (work / "model" / "config.json").write_text(text, encoding="utf-8")
 

@@ -577,7 +577,7 @@ def train_start(options: argparse.Namespace, name: str) -> None:
 
 
 def halve(model: Path) -> None:
-    """Store the weights in bf16, so that a start that was copied from elsewhere is the same."""
+    """Store the weights in bf16: half as much to copy, and the same start everywhere."""
     import torch
     from safetensors.torch import load_file, save_file
 

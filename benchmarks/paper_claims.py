@@ -48,7 +48,8 @@ INDICATIONS = {
 MIXED = "indication: mixed"
 NAMES = {POS: "POS", NER: "NER", TATOEBA: "Tatoeba", AER: "AER"}
 # Names of starts. Starts of the same kind that were trained again are numbered.
-STARTS = {"minilm": "MiniLM", "scratch": "from scratch", "mini": "from calque-mini"}
+STARTS = {"mono": "mono", "minilm": "MiniLM"}
+STARTS |= {"scratch": "from scratch", "mini": "from calque-mini"}
 NUMBERED_STARTS = {
     ("mono", "mono"): "mono 1",
     ("mono-2", "mono"): "mono 2",
@@ -256,7 +257,7 @@ def compare_study(spec: Mapping[str, Any], expected: int | None, margin: float) 
 def make_label(spec: Mapping[str, Any], measure: str) -> str:
     """Return the start and the measure of a figure; `label` may replace the measure."""
     study, start = spec["study"], spec["start"]
-    name = NUMBERED_STARTS.get((study, start)) or STARTS.get(start, start)
+    name = NUMBERED_STARTS.get((study, start)) or STARTS[start]
     return f"{name}, {spec.get('label', measure)}"
 
 

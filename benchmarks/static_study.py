@@ -221,7 +221,8 @@ def compare_all(options: argparse.Namespace) -> None:
     rows = []
     for names in COMPARED:
         folders = [find_vectors(options, *name.split(".")) for name in names]
-        if not all(folder.exists() for folder in folders):
+        if missing := [str(folder) for folder in folders if not folder.exists()]:
+            print(f"not compared: {' and '.join(names)} ({', '.join(missing)} missing)")
             continue
         results = [options.folder / "results" / name for name in names]
         for name, vectors, output in zip(names, folders, results, strict=True):
@@ -465,6 +466,8 @@ def run(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.tiny:
         run_tiny()
+    elif options.step == "compare" and None in (options.muse, options.json):
+        parser.error("compare needs --muse and --json")
     elif options.step is None or options.folder is None:
         print("skipped: this study needs a step and its folder (see --help), or --tiny")
     else:

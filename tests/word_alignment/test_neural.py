@@ -318,6 +318,7 @@ def test_a_stored_calibration_is_used_with_the_settings_it_was_fitted_for(
             {"sharpness": 7.0},
             {"similarity": "dot"},
             {"unit": "subwords"},
+            {"spelling": 0.0},  # as in `calque evaluate`
         ]
         for other in others:
             found = AlignSettings.of(tiny_encoder, **other)
@@ -328,6 +329,13 @@ def test_a_stored_calibration_is_used_with_the_settings_it_was_fitted_for(
         WordAligner(tiny_encoder, method="probability")
     with pytest.raises(InputError, match=r"the threshold is 1\.5"):
         WordAligner(tiny_encoder, threshold=1.5)
+
+
+def test_the_embedded_model_links_by_probability() -> None:
+    settings = AlignSettings.of(Encoder.load("calque-mini"))
+    assert settings.method == "probability"
+    assert settings.calibration is not None
+    assert settings.min_score == settings.calibration.threshold > 0
 
 
 @pytest.mark.parametrize("encode", ["joint", "separate"])
