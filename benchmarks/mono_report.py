@@ -27,7 +27,7 @@ from study_cells import compare_results, show
 
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 STORED = (STUDIES / "mono.json", STUDIES / "mono-2.json")
-MIN_SEEDS = 3  # of a method that is shown
+MIN_SEEDS = 3  # of methods that are compared and shown
 # The methods of a paper, and with which of them the others are compared.
 GROUPS = {
     "XLM-Align": ("mlm", ("none", "tlm", "dwa", "align")),
@@ -37,13 +37,26 @@ GROUPS = {
     ),
     "Wu and Dredze": ("none", ("weak", "noisy", "strong", "l2")),
     "Linear maps": ("none-features", ("linear",)),
-    "X2S-MA": ("mlm", ("mse", "dcca")),
-    "MetaXLM": ("xlm", ("metaxlm", "dict", "dict-paper")),
+    "A smaller start": ("small-none", ("none", "small-weak")),
+    "X2S-MA": ("mlm", ("mse", "dcca", "dcca-skipgram")),
+    "VECO": ("tlm", ("none", "veco", "mbart")),
+    "Plug-in": ("plug-out", ("plug-in",)),
+    "MetaXLM": ("xlm", ("metaxlm", "dict", "dict-paper", "xlm-matched")),
+    "Parts of MetaXLM": ("metaxlm", ("body", "embeddings", "frozen", "kd")),
+    "Directions": ("xlm-directions", ("metaxlm-directions",)),
     "Combinations": ("align", ("sentences", "align-sentences")),
+    "DCCA and weak alignment": ("weak-mlm", ("mlm", "dcca", "dcca-weak")),
+    "A grown start": ("metaxlm-tlm", ("metaxlm", "veco-grown")),
 }
-OTHER_PAIRS = (("align", "none"), ("align", "tlm"), ("mlm", "none"), ("noisy", "weak"))
-OTHER_PAIRS += (("weak", "l2"), ("strong", "l2"), ("weak", "strong"), ("dict", "metaxlm"))
-OTHER_PAIRS += (("dict-paper", "dict"), ("align-sentences", "sentences"), ("linear", "none"))
+WITH_LAYERS = ("XLM-Align", "Label switches", "Wu and Dredze", "X2S-MA", "VECO", "MetaXLM")
+WITH_LAYERS += ("Combinations",)  # the groups with tables by layer
+OTHER_PAIRS: tuple[tuple[str, str], ...] = (("align", "none"), ("align", "tlm"), ("mlm", "none"))
+OTHER_PAIRS += (("noisy", "weak"), ("weak", "l2"), ("strong", "l2"), ("weak", "strong"))
+OTHER_PAIRS += (("dict", "metaxlm"), ("dict-paper", "dict"), ("metaxlm", "xlm-matched"))
+OTHER_PAIRS += (("align-sentences", "sentences"), ("linear", "none"), ("none", "small-weak"))
+OTHER_PAIRS += (("veco", "none"), ("veco", "mbart"), ("dcca", "dcca-skipgram"))
+OTHER_PAIRS += (("dict-paper", "xlm-matched"), ("dict-paper", "body"))
+OTHER_PAIRS += (("tlm", "mbart"), *(("metaxlm", part) for part in GROUPS["Parts of MetaXLM"][1]))
 TASKS = {
     "pos": "POS",
     "ner": "NER",
@@ -105,9 +118,10 @@ def store(out: Path, stored: Path) -> None:
 
 
 def compare(out: Path, cells: dict[str, Any], one: str, base: str) -> list[dict[str, Any]]:
-    """Return the differences between two methods by task."""
+    """Return the differences between two methods by task, if there are enough seeds."""
     runs = [name for name, cell in cells.items() if cell["method"] in (one, base)]
-    return compare_results([out / "results" / name for name in runs], one, base)
+    rows = compare_results([out / "results" / name for name in runs], one, base)
+    return [row for row in rows if row["seeds"] == 0 or row["seeds"] >= MIN_SEEDS]
 
 
 def read(files: Sequence[Path]) -> list[Content]:
@@ -137,10 +151,11 @@ def build_tables(contents: Sequence[Content]) -> dict[str, str]:
         methods = by_method(content)
         tables[f"{name}-differences"] = tabulate_differences(contents, base, others)
         shown = [method for method in (base, *others) if method in methods]
-        for task, title in LAYERED.items():
+        for task, title in LAYERED.items() if paper in WITH_LAYERS else ():
             if all(task in methods[method][0]["scores"] for method in shown):
                 tables[f"{name}-{title.lower()}"] = tabulate_layers(methods, task, shown)
-    return tables
+    directions = tabulate_directions(by_method(contents[-1]))
+    return tables | ({"directions": directions} if directions else {})
 
 
 def choose_content(contents: Sequence[Content], base: str, others: Sequence[str]) -> Content | None:
@@ -189,6 +204,22 @@ def tabulate_differences(contents: Sequence[Content], base: str, others: Sequenc
                 rows.append([f"{TASKS[task]}, start {number}", baseline, *shown])
     header = ["", METHODS[base].title, *(METHODS[name].title for name in others)]
     return make_table(header, rows)
+
+
+def tabulate_directions(methods: Cells) -> str:
+    """Tabulate NER by the language that is learned and the one that is tested."""
+    base, (other,) = GROUPS["Directions"]
+    if not {base, other} <= methods.keys():
+        return ""
+    names = methods[base][0]["scores"]["ner"]
+    languages = sorted({name.partition("-")[0] for name in names})
+
+    def show_pair(direction: str) -> str:
+        pair = (collect(methods[name], "ner", direction).mean() for name in (base, other))
+        return " → ".join(f"{value:.1f}" for value in pair)
+
+    rows = [[src, *(show_pair(f"{src}-{tgt}") for tgt in languages)] for src in languages]
+    return make_table(["learned in", *(f"tested in {name}" for name in languages)], rows)
 
 
 def show_difference(row: dict[str, Any] | None, task: str) -> str:

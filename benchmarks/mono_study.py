@@ -254,6 +254,16 @@ METHODS: dict[str, Method] = {
         tasks=WITH_QUESTIONS,
         priority=5,
     ),
+    "mbart": Method(
+        "mBART",
+        "mbart",
+        (
+            "objectives=[{{kind: denoising_seq2seq, batch_tokens: {t}}}, {{kind: translation, "
+            "direction: both, smoothing: 0.0, batch_tokens: {t}}}]",
+            "model.decoder={{tie: all, languages: [{languages}]}}",
+        ),
+        priority=5,
+    ),
     "plug-out": Method(
         "VECO, plug-out", None, start="veco", tasks=("xnli",), settings=PLUG, priority=6
     ),
@@ -281,6 +291,11 @@ METHODS: dict[str, Method] = {
     "frozen": grown("MetaXLM, body frozen", "both", recipe="metaxlm-frozen", priority=5),
     "kd": grown("XLM, with a teacher", "none", *TEACHER, recipe="xlm-kd", priority=5),
     "xlm-matched": grown("XLM, compute of both phases", "none", priority=6),
+    # Short trainings, for the transfer gap along training.
+    "xlm-short": grown("XLM, a tenth of the steps", "none", tasks=("pos", "ner"), priority=6),
+    "metaxlm-short": grown(
+        "MetaXLM, a tenth of the steps", "both", tasks=("pos", "ner"), priority=6
+    ),
     "xlm-directions": directions("XLM, 16 directions", "xlm"),
     "metaxlm-directions": directions("MetaXLM, 16 directions", "metaxlm"),
     # Combinations
@@ -419,7 +434,7 @@ class StudyRun:
             texts = (f"{TEXT}.text",)
             known = {ENGLISH: (*texts, f"{ENGLISH}.text"), VECTORS: (MONO,)}
             known |= {SKIPGRAMS: (VECTORS,), VECTOR_SCORES: (SKIPGRAMS,)}
-            known[SMALL] = (MONO,)  # which is trained faster alone
+            known[SMALL] = (*texts, MONO)  # which is trained faster alone
             return tuple(map(StudyRun, known.get(self.kind, texts)))
         method = self.method
         start = StudyRun(method.start, self.seed if method.start in METHODS else 0)
@@ -709,11 +724,14 @@ def train_method(options: argparse.Namespace, run: StudyRun) -> Path:
         "fifth": sizes.steps // 5,
         "middle": sizes.mono[0] * 2 // 3,
         "english": options.out / ENGLISH / "model",
+        "languages": ", ".join(["en", *list_languages(options)]),
     }
     is_linked = method.text in ("linked", "noisy")
     steps = sizes.linked_steps if is_linked else sizes.steps
     if method.grow is not None:
         steps = sizes.grown_steps + sizes.english_steps * (run.kind == "xlm-matched")
+        if run.kind.endswith("-short"):
+            steps = max(1, sizes.grown_steps // 10)
     rate = 1e-4 if is_linked else 5e-4
     is_compiled = not options.eager and not is_linked  # whose steps are small
     settings = [
@@ -724,7 +742,14 @@ def train_method(options: argparse.Namespace, run: StudyRun) -> Path:
         "engine.accumulation=1",
         *(fill(change, values) for change in method.changes),
     ]
-    return train(method.recipe, options, f"runs/{run.kind}-{seed}", settings, method.text)
+    trained = train(method.recipe, options, f"runs/{run.kind}-{seed}", settings, method.text)
+    encoder = trained / "encoder"  # of an encoder–decoder
+    return encoder if encoder.is_dir() else trained
+
+
+def list_languages(options: argparse.Namespace) -> list[str]:
+    """Return the languages of the pairs besides English."""
+    return sorted(path.stem.removeprefix("en-") for path in (options.pack / PAIRS).glob("en-*.tsv"))
 
 
 def fill(text: str, values: Mapping[str, object]) -> str:

@@ -32,7 +32,13 @@ STARTS = (SCRATCH, MINI)
 NONE, XLM, MBART, PLUG, VECO = METHODS = ("none", "xlm", "mbart", "plug", "veco")
 DIRECTIONS = ("en-de", "de-en")
 FULL, LAST, FIRST, FRESH = "full", "last", "first", "fresh"
+# Controls from a trained encoder: the cross-attention `self` without training, VECO from a random
+# one, mBART from `self`, the mBART of the paper's control, and XLM with the compute of VECO.
+CONTROLS = ("self", "veco-random", "mbart-self", "mbart-masked", "xlm-equal")
 NAMES = {XLM: "XLM", MBART: "mBART", PLUG: "cross-attention alone", VECO: "VECO"}
+NAMES |= {"self": "`self` cross-attention, not trained", "xlm-equal": "XLM, compute of VECO"}
+NAMES |= {"veco-random": "VECO, random cross-attention", "mbart-self": "mBART, `self`"}
+NAMES |= {"mbart-masked": "mBART, masked words only"}
 UNDERSTANDING = (TATOEBA, AER, POS, NER)
 # Findings of the paper, and of the first stage of VECO alone: the first method is better than the
 # second in these measures.
@@ -178,7 +184,7 @@ def list_goals(results: Results) -> str:
 
 def list_starts(results: Results) -> list[tuple[str, str]]:
     """Return the starts of translations, in the order of the tables."""
-    every = [(start, method) for start in STARTS for method in METHODS]
+    every = [(start, method) for start in STARTS for method in (*METHODS, *CONTROLS)]
     return [pair for pair in every if any(results.translated(name, *pair) for name in DIRECTIONS)]
 
 

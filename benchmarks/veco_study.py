@@ -12,7 +12,8 @@ the cross-attention is trained. Then translation of Multi30k is trained from eac
 with the same seed, from random weights (scratch-none) and from calque-mini itself (mini-none). In
 all of them the decoder shares the layers of the encoder, and the cross-attention is that of VECO,
 of mBART, or random. Finally there are decoders of `plug` with its last or first layers, and one
-with a random cross-attention.
+with a random cross-attention. `--controls` adds the CONTROLS of veco_report.py. `--mini` takes
+another encoder instead of calque-mini, such as the mono start of benchmarks/mono_study.py.
 
 A run writes OUT/cells/NAME.json and is skipped if this file exists; OUT/study.json contains all of
 them, so that the study can be continued on another machine. Pre-trained models stay in OUT/models,
@@ -48,6 +49,7 @@ from run_queue import RunQueue, execute_runs, remove_leftovers
 from tiny_data import LANGUAGES as TINY_LANGUAGES
 from veco_pack import pack_tiny
 from veco_report import (
+    CONTROLS,
     DIRECTIONS,
     FULL,
     METHODS,
@@ -62,12 +64,19 @@ from veco_report import (
 
 # The recipe of a method, and the objectives of a recipe, with the same share of masked tokens.
 RECIPES = {"xlm": "xlm-tlm", "mbart": "mbart", PLUG: "veco", VECO: "veco"}
+RECIPES |= {"self": "veco", "veco-random": "veco", "xlm-equal": "xlm-tlm"}
+RECIPES |= {"mbart-self": "mbart", "mbart-masked": "mbart"}
 OBJECTIVES = {
     "xlm-tlm": "{kind: masked_lm, probability: 0.25}, {kind: translation_lm, probability: 0.25}",
     "mbart": "{kind: denoising_seq2seq}, {kind: translation, direction: both, smoothing: 0.0}",
     "veco": "{kind: cross_attention_lm, probability: 0.25}, "
     "{kind: translation_lm, probability: 0.25}",
 }
+MASKED_MBART = (  # as in the paper: masked text is read, and its masked words or its translation
+    "{kind: denoising_seq2seq, target: masked, rate: 0.15}, "
+    "{kind: translation, direction: both, smoothing: 0.0, mask_rate: 0.25}"
+)
+XLM_STEPS = 1.7  # steps of XLM that cost as much as one step of VECO
 # The decoders that are compared in one direction.
 DECODERS = {
     "last": "{{layers: {n}, which: last, tie: all, languages: {languages}}}",
@@ -119,6 +128,7 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--mini", default="calque-mini", help="the encoder called calque-mini here")
     parser.add_argument("--only", help="runs with these prefixes, and the runs they need")
+    parser.add_argument("--controls", action="store_true", help="controls from calque-mini, too")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--steps", type=int, default=700, help="steps of pre-training from scratch")
     parser.add_argument("--rate", type=float, default=8e-4, help="maximum learning rate")
@@ -178,7 +188,9 @@ class Cell:
 
     @property
     def source(self) -> Cell | None:
-        """The pre-training that a translation starts from, if any."""
+        """The run that this one starts from, if any."""
+        if not self.direction and self.method == "mbart-self":
+            return Cell(self.start, "self", self.seed)
         if not self.direction or self.method == NONE:
             return None
         return Cell(self.start, self.method, self.seed)
@@ -187,7 +199,8 @@ class Cell:
     def family(self) -> tuple[str, ...]:
         """Runs of the same family can use the same compiled step."""
         if not self.direction:
-            return self.method, self.start if self.method == VECO else ""
+            has_stages = self.method in (VECO, "veco-random")
+            return self.method, self.start if has_stages else ""
         return "translation", "shallow" if self.decoder in ("last", "first") else FULL
 
     @property
@@ -202,7 +215,7 @@ class Cell:
     @property
     def order(self) -> tuple[Any, ...]:
         """The first seeds come first."""
-        return self.seed, self.direction, METHODS.index(self.method)
+        return self.seed, self.direction, (*METHODS, *CONTROLS).index(self.method)
 
 
 def list_cells(options: argparse.Namespace) -> list[Cell]:
@@ -217,6 +230,10 @@ def list_cells(options: argparse.Namespace) -> list[Cell]:
             ):  # calque-mini does not depend on the seed
                 wanted.append(Cell(start, method, seed))
             wanted += [Cell(start, method, seed, direction) for direction in DIRECTIONS]
+        if options.controls:
+            controls = [Cell(MINI, method, seed) for method in CONTROLS]
+            wanted += [Cell(MINI, each.method, seed, d) for each in controls for d in DIRECTIONS]
+            wanted += controls
         shallow = [Cell(MINI, PLUG, seed, DIRECTIONS[0], name) for name in DECODERS if name != FULL]
         wanted += [*shallow, Cell(SCRATCH, NONE, seed, DIRECTIONS[0], "last")]
     if options.only:
@@ -259,8 +276,10 @@ def do_all(options: argparse.Namespace) -> int:
     wanted = list_cells(options)
     remove_leftovers(options.out, wanted)
     missing = [cell for cell in wanted if not has_result(options, cell)]
-    needed = [cell.source for cell in missing if cell.source and not is_ready(options, cell)]
-    to_do = list(dict.fromkeys([*missing, *filter(None, needed)]))
+    to_do = list(missing)
+    for cell in to_do:  # also for those that are added
+        if cell.source and not is_ready(options, cell) and cell.source not in to_do:
+            to_do.append(cell.source)
     print(f"{len(to_do)} runs of {len(wanted)} to do, {options.jobs} at a time", flush=True)
     execute_runs(options, RunQueue(options, to_do, partial(is_ready, options)), do_cell)
     return sum(not has_result(options, cell) for cell in wanted)
@@ -361,9 +380,17 @@ def pretraining_settings(options: argparse.Namespace, cell: Cell) -> list[str]:
     steps, rate = (
         (options.mini_steps, options.mini_rate) if is_mini else (options.steps, options.rate)
     )
-    settings = common_settings(options, options.mini if is_mini else None, steps)
+    if cell.method == "self":
+        steps, rate = 1, 1e-12
+    elif cell.method == "xlm-equal":
+        steps = round(XLM_STEPS * steps)
+    start = options.mini if is_mini else None
+    if cell.source is not None:
+        start = model_folder(options, cell.source).resolve()
+    settings = common_settings(options, start, steps)
+    objectives = OBJECTIVES.get(RECIPES.get(cell.method, ""), OBJECTIVES["xlm-tlm"])
     settings += [
-        f"objectives=[{OBJECTIVES.get(RECIPES.get(cell.method, ''), OBJECTIVES['xlm-tlm'])}]",
+        f"objectives=[{MASKED_MBART if cell.method == 'mbart-masked' else objectives}]",
         *(f"objectives.{n}.batch_tokens={options.batch_tokens}" for n in (0, 1)),
         f"seed={cell.seed}",
         "model.dropout=0.0",  # a short run underfits rather than overfits
@@ -372,13 +399,16 @@ def pretraining_settings(options: argparse.Namespace, cell: Cell) -> list[str]:
         "optimizer.betas=[0.9, 0.98]",
         "checkpoints.every=1000000000",
     ]
-    if cell.method == "mbart":
+    recipe = RECIPES.get(cell.method)
+    if recipe == "mbart":
         decoder = DECODERS[FULL].format(languages=list_languages(options))
         settings.append(f"model.decoder={decoder}")
-    if cell.method in (PLUG, VECO):
-        stage = max(1, round(FREEZE_SHARE * steps)) if is_mini and cell.method == VECO else "null"
+    if recipe == "veco":
+        has_stages = is_mini and cell.method in (VECO, "veco-random")
+        stage = max(1, round(FREEZE_SHARE * steps)) if has_stages else "null"
         frozen = [f"freeze_steps={stage}"] if is_mini else ["freeze=[]", "freeze_steps=null"]
-        settings += [f"model.cross_attention={'self' if is_mini else 'random'}", *frozen]
+        is_copied = is_mini and cell.method != "veco-random"
+        settings += [f"model.cross_attention={'self' if is_copied else 'random'}", *frozen]
     return settings
 
 

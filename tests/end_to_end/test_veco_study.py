@@ -75,6 +75,20 @@ def test_study_is_continued_and_reported(call: Call, pack: Path, tmp_path: Path)
     check_report(other / "study.md")
 
 
+@pytest.mark.slow
+def test_control_starts_from_another_control(call: Call, pack: Path, tmp_path: Path) -> None:
+    """mBART takes the cross-attention of a model that was saved without training."""
+    study = ("--tiny", "--languages", "de,fr", "--mini", pack / "encoder", "--seeds", 1)
+    only = ("--controls", "--only", "en-de-mini-mbart-self")
+    output = call("veco_study.py", pack, "-o", tmp_path, *study, *only)
+    assert "3 runs of 1 to do" in output and "failed" not in output
+    cells = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("cells/*.json")}
+    assert set(cells) == {"mini-self-1", "mini-mbart-self-1", "en-de-mini-mbart-self-1"}
+    scores = [cells[f"mini-{name}-1"]["scores"] for name in ("self", "mbart-self")]
+    assert scores[0] != scores[1]
+    assert "| calque-mini + mBART, `self` | 1, 0 |" in (tmp_path / "study.md").read_text()
+
+
 def add_other_runs(cells: dict[str, dict]) -> None:
     """Add copies of results for the runs that would take long, for the report."""
     kinds = [("", "full"), ("en-de", "full"), ("de-en", "full")]

@@ -36,6 +36,29 @@ def test_nearest_matches_a_double_loop(n_queries: int, n_candidates: int, seed: 
         assert scores[found] == pytest.approx(max(scores), abs=1e-6)
 
 
+@given(st.integers(2, 12), st.integers(2, 12), st.integers(1, 4), st.integers(0, 2**31))
+def test_margin_matches_a_double_loop(
+    n_queries: int, n_candidates: int, neighbors: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    # All cosines are positive, so that all means are.
+    queries = np.abs(random.standard_normal((n_queries, 5))).astype(np.float32)
+    candidates = np.abs(random.standard_normal((n_candidates, 5))).astype(np.float32)
+    table = [[cosine(q, c) for c in candidates.tolist()] for q in queries.tolist()]
+
+    def mean_of_best(cosines: list[float]) -> float:
+        k = min(neighbors, n_queries, n_candidates)
+        return sum(sorted(cosines)[-k:]) / k
+
+    row_means = [mean_of_best(row) for row in table]
+    column_means = [mean_of_best(list(column)) for column in zip(*table, strict=True)]
+    for row, mean, found in zip(
+        table, row_means, find_nearest(queries, candidates, neighbors), strict=True
+    ):
+        ratios = [c / ((mean + other) / 2) for c, other in zip(row, column_means, strict=True)]
+        assert ratios[found] == pytest.approx(max(ratios), abs=1e-5)
+
+
 def test_ties_go_to_the_first_candidate() -> None:
     same = np.ones((4, 3), dtype=np.float32)
     assert find_nearest(same, same).tolist() == [0, 0, 0, 0]
@@ -50,9 +73,11 @@ def test_zero_vectors_are_valid_queries() -> None:
 def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     queries, candidates = random.standard_normal((2, 50, 8)).astype(np.float32)
-    whole = find_nearest(queries, candidates)
+    whole = [find_nearest(queries, candidates, k) for k in (None, 4)]
+    assert (whole[0] != whole[1]).any()
     monkeypatch.setattr(metrics, "BLOCK_ROWS", 7)
-    np.testing.assert_array_equal(find_nearest(queries, candidates), whole)
+    for k, expected in zip((None, 4), whole, strict=True):
+        np.testing.assert_array_equal(find_nearest(queries, candidates, k), expected)
 
 
 def test_accuracy_by_hand() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from calque.errors import InputError
 from calque.evaluation.settings import TaskSettings
@@ -134,3 +135,21 @@ def test_invalid_folders(tiny_encoder: Encoder, tmp_path: Path) -> None:
 def test_language_table() -> None:
     assert len(THREE_LETTERS) == len(TWO_LETTERS) > 80
     assert all(len(short) == 2 and len(long) == 3 for short, long in THREE_LETTERS.items())
+
+
+def test_margin_is_that_of_mining(tiny_encoder: Encoder, data: Path, demo_rows: list[Row]) -> None:
+    """A sentence finds the one with the best margin of `calque.algorithms.margin`."""
+    cosine, margin = (
+        measure(tiny_encoder, data, languages=["ja"], settings=TaskSettings(similarity=name))[0]
+        for name in ("cosine", "margin")
+    )
+    src, eng = (torch.tensor(side) for side in embed(tiny_encoder, demo_rows, "ja", 2))
+    similarity = torch.nn.functional.cosine_similarity(src[:, None], eng[None], dim=2)
+    means = [similarity.topk(4, dim=dim).values.mean(dim=dim) for dim in (1, 0)]
+    scores = similarity / (means[0][:, None] + means[1])
+    hits = [scores.argmax(dim=dim) == torch.arange(len(src)) for dim in (1, 0)]
+    accuracies = [100 * side.float().mean().item() for side in hits]
+    found = margin.layers[2]
+    assert found["accuracy_to_english"] == pytest.approx(accuracies[0])
+    assert found["accuracy_from_english"] == pytest.approx(accuracies[1])
+    assert margin.layers != cosine.layers

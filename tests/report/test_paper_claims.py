@@ -158,7 +158,40 @@ def test_layer_is_at_two_thirds_of_the_depth(claims: Any) -> None:
     for n_layers, value in ((9, 5.0), (7, 4.0), (13, 8.0)):
         run = {"scores": {"aer": {"de-en": [float(n) for n in range(n_layers)]}}}
         assert claims.measure_runs([run], "aer") == [value]
-        assert claims.measure_runs([run], "aer", layer=1) == [1.0]
+        assert claims.measure_runs([run], "aer", claims.Part(layer=1)) == [1.0]
+
+
+def test_languages_and_transfer_gaps(claims: Any) -> None:
+    run = {"scores": {"ner": {"en": [60.0], "de": [40.0], "fr": [30.0]}}}
+    assert claims.measure_runs([run], "ner") == [35.0]
+    assert claims.measure_runs([run], "ner", claims.Part(languages=("de", "en"))) == [50.0]
+    assert claims.measure_runs([run], "ner-gap") == [25.0]
+
+
+def test_directions_are_counted(claims: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two directions are better by 2, one is worse, and one does not differ clearly."""
+    scores = {"x": {"en-de": 30, "de-en": 28, "fr-en": 29, "ja-en": 30}}
+    scores["y"] = {"en-de": 28, "de-en": 30, "fr-en": 29, "ja-en": 28}
+    runs = tuple(
+        {"start": "s", "method": name, "seed": seed}
+        | {
+            "scores": {
+                "ner": {k: [v + seed * (1.1 if name == "x" else 1)] for k, v in table.items()}
+            }
+        }
+        for name, table in scores.items()
+        for seed in (1, 2, 3)
+    )
+    runs[0]["scores"]["ner"]["fr-en"][0] += 1
+    monkeypatch.setattr(claims, "read_runs", lambda study: runs)
+    monkeypatch.setitem(claims.STARTS, "s", "start")
+    spec = {"study": "any", "start": "s", "method": "x", "versus": "y", "measure": "ner"}
+    spec |= {"each": "direction", "min_seeds": 3}
+    count = claims.compare_study(spec, None, 0.0)
+    assert count.show() == "start, NER: as claimed at 2 of 4 directions"
+    assert (count.show_interval(), count.outcome) == ("opposite at 1", "fails")
+    for n, outcome in ((1, "within noise"), (2, "holds")):
+        assert claims.compare_study(spec | {"exceptions": n}, None, 0.0).outcome == outcome
 
 
 @pytest.mark.parametrize(

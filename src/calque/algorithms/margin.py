@@ -24,6 +24,7 @@ Retrieval: TypeAlias = Literal["max", "intersect", "forward", "backward"]
 
 # A smaller (or negative) mean is replaced by this: dividing by it would reverse the order.
 SMALLEST_MEAN = 1e-6
+MARGIN_NEIGHBORS = 4  # whose mean cosine a cosine is compared with; also LASER's number
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
+from calque.algorithms.margin import margin_scores
+from calque.algorithms.nearest import compute_hubness
 from calque.errors import InputError
 from calque.sentences.embed import normalize_vectors
 
@@ -18,26 +21,43 @@ if TYPE_CHECKING:
 BLOCK_ROWS = 4096
 
 
-def find_nearest(queries: Vectors, candidates: Vectors) -> npt.NDArray[np.int64]:
+def find_nearest(
+    queries: Vectors, candidates: Vectors, neighbors: int | None = None
+) -> npt.NDArray[np.int64]:
     """Return the index of the nearest candidate by cosine for every query; of ties, the first.
+
+    With `neighbors`, cosines are divided by the mean of both sentences' cosines with so many
+    nearest neighbors: the ratio margin of Artetxe and Schwenk (2019), as in mining.
 
     >>> find_nearest(np.float32([[2, 1], [0, 3]]), np.float32([[0, 1], [1, 0], [0, 2]])).tolist()
     [1, 0]
     """
     if len(candidates) == 0:
         raise InputError("there are no candidates to search", fix="pass at least one candidate")
-    targets = normalize_vectors(candidates).T
-    blocks = [
-        (normalize_vectors(queries[start : start + BLOCK_ROWS]) @ targets).argmax(axis=1)
-        for start in range(0, len(queries), BLOCK_ROWS)
-    ]
+    targets = normalize_vectors(candidates)
+    if neighbors is not None:
+        sides = torch.from_numpy(normalize_vectors(queries)), torch.from_numpy(targets)
+        k = min(neighbors, len(queries), len(targets))
+        query_means, target_means = (
+            compute_hubness(*pair, k).numpy() for pair in (sides, sides[::-1])
+        )
+    blocks = []
+    for start in range(0, len(queries), BLOCK_ROWS):
+        rows = slice(start, start + BLOCK_ROWS)
+        scores = normalize_vectors(queries[rows]) @ targets.T
+        if neighbors is not None:
+            scores = margin_scores(scores, (query_means[rows, None] + target_means) / 2)
+        blocks.append(scores.argmax(axis=1))
     return np.concatenate([np.zeros(0, dtype=np.int64), *blocks])
 
 
-def retrieval_hits(src: Vectors, tgt: Vectors) -> tuple[Floats, Floats]:
+def retrieval_hits(
+    src: Vectors, tgt: Vectors, neighbors: int | None = None
+) -> tuple[Floats, Floats]:
     """Return 1 for every row whose nearest row on the other side has the same number, else 0.
 
-    The first array is for src → tgt, the second for tgt → src; their means are accuracies.
+    The first array is for src → tgt, the second for tgt → src; their means are accuracies. For
+    `neighbors` see `find_nearest`.
 
     >>> src, tgt = np.float32([[1, 0], [1, 1]]), np.float32([[1, 0.1], [1, 0.2]])
     >>> [hits.tolist() for hits in retrieval_hits(src, tgt)]
@@ -47,7 +67,9 @@ def retrieval_hits(src: Vectors, tgt: Vectors) -> tuple[Floats, Floats]:
         problem = f"{len(src)} source vectors cannot be paired with {len(tgt)} target vectors"
         raise InputError(problem, fix="pass the same number of vectors for both sides")
     gold = np.arange(len(src))
-    forward, backward = find_nearest(src, tgt) == gold, find_nearest(tgt, src) == gold
+    forward, backward = (
+        find_nearest(*pair, neighbors) == gold for pair in ((src, tgt), (tgt, src))
+    )
     return forward.astype(np.float64), backward.astype(np.float64)
 
 

@@ -27,9 +27,19 @@ CHOICES = {
     "select": ("last", "best"),
     "plug": ("out", "in"),
     "precision": ("bf16", "fp32"),
+    "similarity": ("cosine", "margin"),
 }
 # Settings that were added later: they do not count in the hash while they have their default.
-OPTIONAL = ("plug", "layers", "center", "neutral", "batch_examples", "pooler", "chinese_words")
+OPTIONAL = (
+    "plug",
+    "layers",
+    "center",
+    "neutral",
+    "batch_examples",
+    "pooler",
+    "chinese_words",
+    "similarity",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,8 @@ class TaskSettings:
     # is stored with the model.
     center: bool = False
     neutral: bool = False
+    # Tatoeba: the nearest sentence by cosine, as XTREME has it, or by the margin that mining uses.
+    similarity: Literal["cosine", "margin"] = "cosine"
 
     def __post_init__(self) -> None:
         """Raise an InputError for invalid values."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO, get_args
 import numpy as np
 
 from calque.algorithms.margin import (
+    MARGIN_NEIGHBORS,
     Margin,
     MinedPairs,
     Retrieval,
@@ -106,7 +107,7 @@ def mine(
     dev: PathLike | None = None,
     margin: str = "ratio",
     retrieval: str = "max",
-    neighbors: int = 4,
+    neighbors: int = MARGIN_NEIGHBORS,
     index: str = EXACT_INDEX,
     probes: int = 16,
     ids: bool = False,

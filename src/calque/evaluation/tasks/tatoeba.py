@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calque.algorithms.margin import MARGIN_NEIGHBORS
 from calque.errors import InputError
 from calque.evaluation.metrics import retrieval_hits
 from calque.evaluation.records import ItemScores, LanguageScores
@@ -44,8 +45,9 @@ def measure(
 ) -> list[LanguageScores]:
     """Return retrieval accuracies in both directions by cosine of mean-pooled hidden states.
 
-    With `settings.center`, the mean vector of each side is subtracted, which uses the test
-    sentences but not their pairing. With `settings.neutral`, vectors are those of `Model.embed`:
+    With `settings.similarity` "margin", cosines are divided by those with the nearest neighbors;
+    with `settings.center`, the mean vector of each side is subtracted. Both use the test sentences
+    but not their pairing. With `settings.neutral`, vectors are those of `Model.embed`:
     in the language-neutral space stored with the model. Vectors of an encoder with maps are
     mapped by language first. With `settings.plug` "in", vectors are [H ; S] of VECO, where S reads
     a machine translation of the sentence. An item is a sentence; its score is the mean of both
@@ -58,6 +60,7 @@ def measure(
     translations: dict[str, tuple[list[str], list[str]]] = {}
     if settings.plug == "in":
         translations = {name: read_translations(data, name) for name in names}
+    neighbors = MARGIN_NEIGHBORS if settings.similarity == "margin" else None
     scores = []
     for n_done, (name, sentences) in enumerate(tests.items(), start=1):
         counts = {"layer": layer}
@@ -74,7 +77,7 @@ def measure(
             if encoder.maps is not None:
                 src = encoder.maps.apply(src, name, number)
                 eng = encoder.maps.apply(eng, ENGLISH, number)
-            hits[number] = retrieval_hits(finish(src), finish(eng))
+            hits[number] = retrieval_hits(finish(src), finish(eng), neighbors)
         by_layer = {number: _compute_metrics(*found) for number, found in hits.items()}
         both = (hits[layer][0] + hits[layer][1]) / 2
         items = ItemScores(both, np.ones(len(both)))
