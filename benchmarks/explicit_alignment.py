@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from study_cells import show
+from study_cells import make_table, show
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -486,12 +486,6 @@ def tabulate_languages(results: Results, measure: str) -> str:
             cells = [show(collect(runs, measure, name)[:, layer]) for name in languages]
             rows.append([method, str(layer), *cells])
     return make_table(["", "layer", *languages], rows)
-
-
-def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown with right-aligned numbers."""
-    rule = ["---", *["--:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
 
 
 def draw_plots(results: Results, report: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from study_cells import judge, show
+from study_cells import judge, make_table, show
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -286,12 +286,6 @@ def tabulate_transfer(methods: Methods) -> str:
         for method, curve in curves.items()
     ]
     return make_table(["step", *(f"{step:,}" for step in steps)], rows)
-
-
-def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table with right-aligned numbers."""
-    rule = ["---", *["--:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
 
 
 def draw_plots(start: str, methods: Methods, report: Path) -> list[Path]:

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from metaxlm_report import collect
 from mono_study import METHODS, run_tiny_study
-from study_cells import compare_results, show
+from study_cells import compare_results, fill_tables, make_table, show
 
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 STORED = (STUDIES / "mono.json", STUDIES / "mono-2.json")
@@ -92,7 +91,7 @@ def main() -> None:
         contents = read(STORED)
     if options.page is not None:
         text = options.page.read_text("utf-8")
-        options.page.write_text(fill_page(text, contents), encoding="utf-8")
+        options.page.write_text(fill_tables(text, build_tables(contents)), encoding="utf-8")
         return draw_plot(contents, options.page.with_suffix(".png"))
     return print("\n\n".join(build_tables(contents).values()))
 
@@ -181,7 +180,8 @@ def tabulate_runs(contents: Sequence[Content]) -> str:
         seeds = [str(len(each) or "–") for each in runs]
         rows.append([name, method.title, method.start, *seeds, *(f"{t:.0f}" for t in seconds)])
     numbers = [f"seeds, start {number}" for number in range(1, len(contents) + 1)]
-    return make_table(["method", "", "start", *numbers, "seconds of training", "of tests"], rows)
+    header = ["method", "", "start", *numbers, "seconds of training", "of tests"]
+    return make_table(header, rows, has_numbers=False)
 
 
 def tabulate_differences(contents: Sequence[Content], base: str, others: Sequence[str]) -> str:
@@ -203,7 +203,7 @@ def tabulate_differences(contents: Sequence[Content], base: str, others: Sequenc
                 baseline = f"{known[0]['baseline']:.1f}"
                 rows.append([f"{TASKS[task]}, start {number}", baseline, *shown])
     header = ["", METHODS[base].title, *(METHODS[name].title for name in others)]
-    return make_table(header, rows)
+    return make_table(header, rows, has_numbers=False)
 
 
 def tabulate_directions(methods: Cells) -> str:
@@ -219,7 +219,8 @@ def tabulate_directions(methods: Cells) -> str:
         return " → ".join(f"{value:.1f}" for value in pair)
 
     rows = [[src, *(show_pair(f"{src}-{tgt}") for tgt in languages)] for src in languages]
-    return make_table(["learned in", *(f"tested in {name}" for name in languages)], rows)
+    header = ["learned in", *(f"tested in {name}" for name in languages)]
+    return make_table(header, rows, has_numbers=False)
 
 
 def show_difference(row: dict[str, Any] | None, task: str) -> str:
@@ -249,21 +250,6 @@ def tabulate_layers(methods: Cells, task: str, names: Sequence[str]) -> str:
         columns = values[:1].T if is_fixed else values.T
         rows.append([METHODS[name].title, *(show(column) for column in columns)])
     return make_table([f"{LAYERED[task]} by layer", *map(str, range(depth))], rows)
-
-
-def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    rule = ["---"] * len(header)
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
-
-
-def fill_page(text: str, contents: Sequence[Content]) -> str:
-    """Replace the tables between `<!-- table: NAME -->` and `<!-- end -->` in a page."""
-    tables = build_tables(contents)
-
-    def replace(found: re.Match[str]) -> str:
-        return f"<!-- table: {found[1]} -->\n\n{tables[found[1]]}\n\n<!-- end -->"
-
-    return re.sub(r"<!-- table: (.*?) -->.*?<!-- end -->", replace, text, flags=re.DOTALL)
 
 
 def draw_plot(contents: Sequence[Content], path: Path) -> None:

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from metaxlm_report import AER, NER, POS, SIGNS, TATOEBA, collect
 from mono_report import TASKS
+from study_cells import fill_tables, make_table
 from veco_report import DIRECTIONS, name_direction
 
 from calque.report.statistics import interval_half_width, paired_error, summarize
@@ -466,11 +467,6 @@ TRIED_HEADER = [
 SUMMARY = ["holds", "within noise", "fails", "indication only", UNTESTED]
 
 
-def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    rule = ["---"] * len(header)
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
-
-
 def count_verdicts(claims: Iterable[Claim]) -> list[int]:
     """Return the numbers of claims by verdict, in the order of SUMMARY."""
     verdicts = [claim.verdict for claim in claims]
@@ -504,7 +500,8 @@ def tabulate_runs() -> str:
         devices = ", ".join(sorted({run["device"] for run in runs}))
         link = f"[{study}.json](studies/{study}.json)"
         rows.append([link, str(len(runs)), str(len(seeds)), f"{hours:.1f}", devices])
-    return make_table(["results", "runs", "seeds", "hours of all runs", "device"], rows)
+    header = ["results", "runs", "seeds", "hours of all runs", "device"]
+    return make_table(header, rows, has_numbers=False)
 
 
 def build_tables() -> dict[str, str]:
@@ -512,21 +509,9 @@ def build_tables() -> dict[str, str]:
     tables = {"summary": summarize_claims(), "runs": tabulate_runs()}
     for name, (_, claims) in read_claims().items():
         header = TRIED_HEADER if name == TRIED else HEADER
-        tables[name] = make_table(header, [claim.cells() for claim in claims])
+        rows = [claim.cells() for claim in claims]
+        tables[name] = make_table(header, rows, has_numbers=False)
     return tables
-
-
-def fill_page(text: str) -> str:
-    """Replace the tables between `<!-- table: NAME -->` and `<!-- end -->` in a page."""
-    tables = build_tables()
-    names = re.findall(r"<!-- table: (.*?) -->", text)
-    if sorted(names) != sorted(tables):
-        raise ValueError(f"the page has the tables {names}, not {[*tables]}")
-
-    def replace(found: re.Match[str]) -> str:
-        return f"<!-- table: {found[1]} -->\n\n{tables[found[1]]}\n\n<!-- end -->"
-
-    return re.sub(r"<!-- table: (.*?) -->.*?<!-- end -->", replace, text, flags=re.DOTALL)
 
 
 def main() -> None:
@@ -536,7 +521,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="print the tables")
     options = parser.parse_args()
     if options.page and not options.tiny:
-        options.page.write_text(fill_page(options.page.read_text("utf-8")), encoding="utf-8")
+        page = fill_tables(options.page.read_text("utf-8"), build_tables())
+        options.page.write_text(page, encoding="utf-8")
     else:
         print("\n\n".join(build_tables().values()))
 

@@ -1,4 +1,4 @@
-"""Cells of the tables of studies: means over seeds, and the rule of one standard deviation.
+"""Tables of studies: means over seeds, the rule of one standard deviation, and tables in pages.
 
 All studies use the rule of `calque compare`: a difference counts if it exceeds the standard
 deviation of the baseline over seeds. A baseline without seeds, such as a given model, has none.
@@ -8,7 +8,8 @@ Studies that store their differences use those of `calque compare`, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,32 @@ def judge(one: Sequence[float], other: Sequence[float], sign: int = 1) -> str:
         verdict = "holds" if (rule == "above") == (sign > 0) else "reversed"
     gain = sign * (mine.mean - baseline.mean)
     return f"{gain:+.1f}, {verdict}".replace("-", "−")
+
+
+def make_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, has_numbers: bool = True
+) -> str:
+    """Return a Markdown table; with numbers, all columns but the first are aligned to the right.
+
+    >>> print(make_table(["method", "AER"], [["itermax", "57.6"]]))
+    | method | AER |
+    | --- | --: |
+    | itermax | 57.6 |
+    """
+    rule = ["---", *["--:" if has_numbers else "---"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
+
+
+def fill_tables(text: str, tables: Mapping[str, str]) -> str:
+    """Replace the tables between `<!-- table: NAME -->` and `<!-- end -->` in a page."""
+    names = re.findall(r"<!-- table: (.*?) -->", text)
+    if sorted(names) != sorted(tables):
+        raise ValueError(f"the page has the tables {names}, not {[*tables]}")
+
+    def replace(found: re.Match[str]) -> str:
+        return f"<!-- table: {found[1]} -->\n\n{tables[found[1]]}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- table: (.*?) -->.*?<!-- end -->", replace, text, flags=re.DOTALL)
 
 
 def compare_results(folders: Sequence[Path], one: str, base: str) -> list[dict[str, Any]]:

@@ -17,9 +17,8 @@ from metaxlm_report import (
     at_best,
     bundle_results,
     collect,
-    make_table,
 )
-from study_cells import judge, show
+from study_cells import judge, make_table, show
 
 if TYPE_CHECKING:
     import numpy.typing as npt
