@@ -142,8 +142,41 @@ def test_models_are_evaluated_once_and_have_names(
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("one/model", "two/model", "mine"))
     assert [record["model"] for record in read(out)][::2] == [*models[:2], "mine"]
-    assert run(["evaluate", f"a={models[0]}", f"a={models[1]}", *options]) == 2
+    assert run(["evaluate", f"a={models[0]}", f"a={models[1]}", *options, "--overwrite"]) == 2
     assert "two models have the name 'a'" in capsys.readouterr().err
+
+
+def test_a_file_is_replaced_only_if_asked(
+    tiny_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "own.jsonl"
+    out.write_text("precious\n")
+    options = ["--data", str(data), "--languages", "de", "--layers", "0", "-o", str(out)]
+    assert run(["evaluate", str(tiny_folder), *options]) == 2
+    assert "own.jsonl: the file exists already" in capsys.readouterr().err
+    assert out.read_text() == "precious\n"
+    assert run(["evaluate", str(tiny_folder), *options, "--overwrite"]) == 0
+    assert [record["language"] for record in read(out)] == ["de"]
+
+
+def test_settings_that_a_task_ignores_are_named(
+    tiny_folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--data", str(data), "--languages", "de", "--set", "test_examples=1"]
+    assert run(["evaluate", str(tiny_folder), *options, "--source", "de"]) == 0
+    assert "tatoeba ignores test_examples, source\n" in capsys.readouterr().err
+
+
+def test_similarity_counts_as_a_setting(
+    tiny_folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [str(tiny_folder), "--data", str(data), "-o", str(tmp_path / "out")]
+    assert run(["evaluate", *options]) == 0
+    margin = ["--set", "similarity=margin"]
+    assert run(["evaluate", *options, *margin]) == 2
+    assert "were made with other settings or languages" in capsys.readouterr().err
+    assert run(["evaluate", *options, *margin, "--tasks", "tatoeba,word_alignment"]) == 2
+    assert "word_alignment does not support similarity" in capsys.readouterr().err
 
 
 def test_names_are_no_markup(

@@ -202,9 +202,20 @@ def test_invalid_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     check([en, de, "-o", en], "en.vec: this file is both read and written")
     check([en, de, "-o", str(folder / "no" / "out")], "out: no such file or directory")
     gold = folder / "en-de.txt"
-    check([de, en, "--evaluate", str(gold)], "none of the 8 words", "source first")
+    check(
+        [de, en, "--evaluate", str(gold)],
+        "0 entries have vectors, 8 if the columns",
+        "source first",
+    )
     check([en, de, "--evaluate", str(gold), "--mutual"], "--mutual is for a written dictionary")
     check([en, de, "--evaluate", str(gold), "--format", "muse"], "--format is for a written")
+    words = [
+        *gold.read_text().splitlines()[:1],
+        "de1 en1",
+        "de2 en2",
+    ]  # one word is right by chance
+    gold.write_text("\n".join(words) + "\n")
+    check([en, de, "--evaluate", str(gold)], "1 entries have vectors, 2 if the columns are swapped")
     gold.write_text("en0 de0\nen1\n")
     check([en, de, "--evaluate", str(gold)], "en-de.txt, line 2")
     gold.write_text("")

@@ -131,6 +131,18 @@ def test_the_first_error_is_raised_without_a_folder(
     assert all("layer 7" in record["error"] for record in result.records)
 
 
+def test_values_may_be_written_as_on_the_command_line(models: list[str], data: Path) -> None:
+    options: dict[str, Any] = {"data": data, "dry_run": True}
+    as_text = {"layers": "all", "languages": "de,hi", "settings": {"layer": "1"}}
+    plans = [
+        calque.evaluate(models, **options, **kind).planned
+        for kind in (as_text, {"languages": ["de", "hi"], "settings": {"layer": 1}})
+    ]
+    assert plans[0] == plans[1] and len(plans[0]) == 2
+    with pytest.raises(InputError, match="the value 'two' of epochs is invalid"):
+        calque.evaluate(models, **options, settings={"epochs": "two"})
+
+
 def test_settings_are_checked_before_the_work(models: list[str], data: Path) -> None:
     for options, problem in (
         ({"settings": {"speed": 1}}, "there is no setting 'speed'"),

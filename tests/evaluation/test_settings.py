@@ -25,6 +25,7 @@ OTHER: dict[str, object] = {
     "precision": "fp32",
     "plug": "in",
     "layers": (1,),
+    "similarity": "margin",
 }
 
 
@@ -80,7 +81,7 @@ def test_settings_count_in_the_hash_if_the_task_reads_them() -> None:
     task, base = TASKS["tatoeba"], TaskSettings()
     plain = hash_settings("tatoeba", task, base, ["de"])
     assert hash_settings("tatoeba", task, replace(base, epochs=9), ["de"]) == plain
-    for change in ({"layer": 3}, {"layers": (3,)}, {"center": True}):
+    for change in ({"layer": 3}, {"center": True}, {"similarity": "margin"}):
         assert hash_settings("tatoeba", task, replace(base, **change), ["de"]) != plain
     assert hash_settings("tatoeba", task, base, ["de", "fr"]) != plain
     trained = replace(task, trained=True)

@@ -116,7 +116,7 @@ def test_settings_data_and_versions_must_agree(tmp_path: Path) -> None:
         "pos: the number of test items differs in de",
     ]
     notes = mixture_notes("pos", rows[:2])
-    assert notes == ["pos: the scores were made with different settings"]
+    assert notes == ["pos: the scores were made with different settings or languages"]
 
 
 def test_one_name_for_two_models_is_reported(tmp_path: Path) -> None:

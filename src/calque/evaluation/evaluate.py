@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from calque.errors import InputError, printable
 from calque.evaluation.grid.model_specs import find_models
@@ -28,8 +28,8 @@ from calque.io.result_records import Record, format_record
 if TYPE_CHECKING:
     from calque.types import Progress
 
-# Options that a task must support; other settings are ignored by tasks that do not need them.
-STRICT = ("layers", "center", "neutral")
+# Options that a task must support; tasks that do not need other settings say that they ignore them.
+STRICT = ("layers", "center", "neutral", "similarity")
 MAX_SEEDS, SEED_LIMIT = 10_000, 2**63  # torch accepts no larger seeds
 
 
@@ -69,8 +69,8 @@ def evaluate(
     *,
     data: str | Path,
     tasks: str | Sequence[str] = "tatoeba",
-    languages: Sequence[str] | None = None,
-    layers: Sequence[int] | None = None,
+    languages: str | Sequence[str] | None = None,
+    layers: Sequence[int] | Literal["all"] | None = None,
     center: bool = False,
     neutral: bool = False,
     maps: str | Path | None = None,
@@ -96,8 +96,9 @@ def evaluate(
             random weights, and a path with `{seed}` means one model per seed.
         data: Folder with the datasets (see `check_data`).
         tasks: Names of tasks, separated by commas if it is one string.
-        languages: Languages such as `de` or pairs such as `de-en`. Default: all with a test.
-        layers: Layers to measure in tasks without training. Default: all. The score is that of
+        languages: Languages such as `de` or pairs such as `de-en`, separated by commas if it is one
+            string. Default: all with a test.
+        layers: Layers to measure in tasks without training. Default: `all`. The score is that of
             the model's best layer (or the one nearest to it), the others are in `layers`.
         center: Subtract the mean vector of each language (tatoeba).
         neutral: Use the language-neutral space stored with the model (tatoeba).
@@ -110,9 +111,10 @@ def evaluate(
         protocol: Settings of a published evaluation for fine-tuned tasks: `wu-dredze` (pos, ner,
             parsing, xnli), with frozen features for models that have linear maps.
         settings: Other fields of `TaskSettings`, such as `{"epochs": 2}`.
-        output: A .jsonl file for the records, or a folder that also keeps the scores of test
+        output: A new .jsonl file for the records, or a folder that also keeps the scores of test
             items. Only a folder can be continued: finished runs are not repeated.
-        overwrite: Repeat runs of the folder that were made with other settings, data or weights.
+        overwrite: Repeat runs of the folder that were made with other settings, languages, data or
+            weights, or replace the file.
         dry_run: Only list the runs and their state.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         jobs: Parallel processes. `auto` is as many as the GPU's memory allows for a folder, and
@@ -132,8 +134,10 @@ def evaluate(
     """
     log = log or (lambda line: None)
     chosen = dict(settings or {})
-    if layers is not None:
+    if layers is not None and layers != "all":
         chosen["layers"] = tuple(layers)
+    if isinstance(languages, str):
+        languages = languages.split(",")
     switches = {"center": center, "neutral": neutral, "setting": setting, "source": source}
     for name, value in switches.items():
         if value:
@@ -147,12 +151,15 @@ def evaluate(
             if name not in task.settings:
                 problem = f"{task_name} does not support {name}"
                 raise InputError(problem, fix=f"omit {name}, or evaluate that task separately")
+        ignored = [] if task.trained else [name for name in chosen if name not in task.settings]
+        if ignored:
+            log(f"{task_name} ignores {', '.join(ignored)}")
     n_jobs = _check_jobs(jobs)
     _check_device(device)
     target = None if output is None else Path(output)
     is_folder = target is not None and ".jsonl" not in target.suffixes
     if target is not None:
-        _check_output(target, is_folder=is_folder, dry_run=dry_run)
+        _check_output(target, is_folder=is_folder, dry_run=dry_run, overwrite=overwrite)
     seed_list = _list_seeds(seeds)
     names = [models] if isinstance(models, str | Path) else models
     runs, notes = plan_grid(
@@ -241,14 +248,17 @@ def _describe_plan(
     return line + (f"; {len(runs) - len(pending)} are done" if len(pending) < len(runs) else "")
 
 
-def _check_output(path: Path, *, is_folder: bool, dry_run: bool) -> None:
+def _check_output(path: Path, *, is_folder: bool, dry_run: bool, overwrite: bool) -> None:
     """Raise an InputError if results cannot be written to a path."""
     if is_folder:
         check_results_folder(path)
         if not dry_run:
             check_writable_folder(path)
-    else:
-        check_output_file(path, ())
+        return
+    check_output_file(path, ())
+    if path.is_file() and path.stat().st_size and not (overwrite or dry_run):
+        problem = "the file exists already"
+        raise InputError(problem, file=path, fix="choose another name, or replace it: --overwrite")
 
 
 def _list_seeds(seeds: int | Sequence[int]) -> list[int]:

@@ -66,7 +66,7 @@ TASKS: dict[str, Task] = {
         "calque.evaluation.tasks.tatoeba:measure",
         ("tatoeba/tatoeba.*", "tatoeba/translate-test/tatoeba.*"),
         "calque.evaluation.tasks.tatoeba:list_languages",
-        settings=("layer", "layers", "center", "neutral", "plug"),
+        settings=("layer", "layers", "center", "neutral", "plug", "similarity"),
         columns={"→ en": "accuracy_to_english", "en →": "accuracy_from_english"},
     ),
     "word_alignment": Task(

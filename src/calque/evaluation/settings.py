@@ -205,10 +205,16 @@ def find_protocol(protocol: str | None, task: str, *, frozen: bool) -> Mapping[s
 
 
 def build_settings(*choices: Mapping[str, Any]) -> TaskSettings:
-    """Return settings with values from several mappings; later ones take precedence."""
+    """Return settings with values from several mappings; later ones take precedence.
+
+    >>> build_settings({"epochs": 2}, {"epochs": "5"}).epochs
+    5
+    """
     values = {name: value for choice in choices for name, value in choice.items()}
-    for name in values:
-        _find_type(name)
+    for name, value in values.items():
+        is_text = _find_type(name) == "str" or "Literal" in _find_type(name)
+        if isinstance(value, str) and name not in CHOICES and not is_text:
+            values[name] = parse_setting(name, value)
     return TaskSettings(**values)
 
 

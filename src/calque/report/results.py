@@ -19,6 +19,7 @@ FILE = "results.jsonl"
 REQUIRED = ("model", "task", "seed", "language", "metric", "value", "higher_is_better")
 MAX_CACHED_FILES = 64
 MAX_ERROR = 100  # characters of an error in a note
+CONFIG = "settings or languages"  # what the first hash of a configuration is of
 MAX_NAMES = 5  # names listed in a note; the others are counted
 
 
@@ -158,14 +159,14 @@ def mixture_notes(task: str, rows: Sequence[Row]) -> list[str]:
     facts: dict[str, Callable[[Row], Hashable]] = {
         "transfer settings": lambda row: row.setting,
         "source languages": lambda row: row.source,
-        "settings": lambda row: _config_part(row.config, 0),
+        CONFIG: lambda row: _config_part(row.config, 0),
         "data": lambda row: _config_part(row.config, 1),
     }
     notes: list[str] = []
     for name, read in facts.items():
         values = Counter(read(row) for row in rows)
-        if len(values) > 1 and not (name == "settings" and notes):
-            shown = "" if name in ("settings", "data") else f" ({_list_names(map(str, values))})"
+        if len(values) > 1 and not (name == CONFIG and notes):
+            shown = "" if name in (CONFIG, "data") else f" ({_list_names(map(str, values))})"
             notes.append(f"{task}: the scores were made with different {name}{shown}")
     weights: dict[str, set[str]] = {}
     for row in rows:

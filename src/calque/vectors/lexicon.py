@@ -204,6 +204,15 @@ def _evaluate(
         WordTranslator.build(src, tgt, replace(settings, method=method), advance)
         for method in methods
     ]
+    swapped = [(tgt_word, src_word) for src_word, tgt_word in entries]
+    n_known, n_swapped = (_count_known(src, tgt, each) for each in (entries, swapped))
+    if n_swapped > n_known:
+        raise InputError(
+            f"the columns seem to be swapped: {n_known:,} entries have vectors, {n_swapped:,} if "
+            "the columns are swapped",
+            file=display_name(dictionary),
+            fix="pass the vectors in the order of the dictionary's columns, source first",
+        )
     forward = score_dictionary(translators, entries)
     if forward.n_known == 0:
         raise InputError(
@@ -211,7 +220,6 @@ def _evaluate(
             file=display_name(dictionary),
             fix="pass the vectors in the order of the dictionary's columns, source first",
         )
-    swapped = [(tgt_word, src_word) for src_word, tgt_word in entries]
     backward = score_dictionary([translator.reverse() for translator in translators], swapped)
     return {"forward": forward, "backward": backward}
 
@@ -443,6 +451,13 @@ class DictionaryScores:
     def precision(self, method: str, k: int, *, known: bool = False) -> float:
         """Return P@k; unknown words count as wrong or, with `known`, are left out."""
         return precision_at_k(self.ranks[method], k, None if known else self.n_words)
+
+
+def _count_known(src: VectorSpace, tgt: VectorSpace, entries: Sequence[Entry]) -> int:
+    """Return the number of entries whose words both have vectors."""
+    src_rows = src.look_up(src_word for src_word, _ in entries)
+    tgt_rows = tgt.look_up(tgt_word for _, tgt_word in entries)
+    return int(np.count_nonzero((src_rows >= 0) & (tgt_rows >= 0)))
 
 
 def score_dictionary(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from calque.evaluation.settings import TaskSettings
 
 RunKey: TypeAlias = tuple[str, str, int | None]
-CONFIG_PARTS = ("settings", "data", "model")
+CONFIG_PARTS = ("settings or languages", "data", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def describe_changes(old: str, new: str) -> str:
     'data, model'
     """
     pairs = zip(CONFIG_PARTS, old.split("-"), new.split("-"), strict=False)
-    return ", ".join(part for part, before, now in pairs if before != now) or "settings"
+    return ", ".join(part for part, before, now in pairs if before != now) or CONFIG_PARTS[0]
 
 
 def build_records(run: TaskRun, result: RunResult, *, with_items: bool = True) -> list[Record]:

@@ -116,7 +116,9 @@ def read_test(data: Path, language: str) -> tuple[list[str], list[str]]:
         problem = f"there is no test for {language!r}"
         raise InputError(problem, file=src_path, fix=f"choose from: {known}")
     src, eng = list(read_lines(src_path)), list(read_lines(eng_path))
-    if len(src) != len(eng) or not src:
+    if not src and not eng:
+        raise InputError("the file is empty", file=src_path, fix="write one sentence per line")
+    if len(src) != len(eng):
         raise InputError(
             f"the file has {len(src)} lines, but {eng_path.name} has {len(eng)}",
             file=src_path,
