@@ -311,6 +311,8 @@ def test_exact_faiss_indexes_agree() -> None:
         assert np.array_equal(found.src_indices, exact.src_indices)
         assert np.array_equal(found.tgt_indices, exact.tgt_indices)
         np.testing.assert_allclose(found.src_cosines, exact.src_cosines, atol=1e-5)
+    with pytest.raises(InputError, match=r"more clusters than there are sentences \(200\).*IVF5"):
+        find_neighbors(UnitRows(src), UnitRows(tgt), 4, index="IVF256,Flat")
 
 
 def test_invalid_choices() -> None:

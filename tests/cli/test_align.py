@@ -663,6 +663,30 @@ def test_an_adapted_encoder(
     assert len(Path("links").read_text().splitlines()) == 5
     assert Path("new/run/model/config.json").exists()
     assert "new/run/model: adapted model" in capsys.readouterr().err
+    # Another run does not replace the files of this one.
+    before = Path("new/linked.tsv").read_bytes()
+    fails([*command[1:], "-o", "others"], "new: the folder of the adapted model is not", capsys)
+    assert Path("new/linked.tsv").read_bytes() == before
+
+
+def test_symmetrization_of_a_saved_model(texts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("eflomal")
+    command = ["align", "test.tsv", "--aligner", "eflomal", "--tokenize", "de-en"]
+    assert run([*command, "--bitext", "more.tsv", "--save", "m", "-o", "trained"]) == 0
+    counts = {}
+    for name in ("union", "intersection"):
+        assert run([*command, "--load", "m", "--symmetrize", name, "-o", name]) == 0
+        counts[name] = len(Path(name).read_text().split())
+    assert counts["union"] > counts["intersection"]
+
+
+def test_models_that_cannot_be_saved_are_reported_before_the_training(
+    texts: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(build, "_get_statistical")
+    Path("own").write_text("precious")
+    command = ["test.tsv", "--aligner", "fast-align", "--tokenize", "de-en", "--save", "own"]
+    fails(command, "own: the path exists and is not a model of this kind", capsys)
 
 
 @pytest.mark.parametrize(
@@ -672,6 +696,8 @@ def test_an_adapted_encoder(
         (["test.tsv", "--aligner", "fast-align", "-o", "x", "--resume"], "training again would"),
         (["test.tsv", "--bitext", "absent.tsv"], "absent.tsv: no such file"),
         (["test.tsv", "--load", "absent"], "absent"),
+        (["test.tsv", "--reverse-bitext"], "--reverse-bitext needs --bitext"),
+        (["test.tsv", "--tokenize-bitext", "de-en"], "--tokenize-bitext needs --bitext"),
         (["test.tsv", "--aligner", "hybrid", "--sweep", "--gold", "test.tsv"], "--sweep"),
     ],
 )

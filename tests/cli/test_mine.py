@@ -97,6 +97,22 @@ def test_ids_and_development_pairs(
     assert not list(tmp_path.glob("*.mining"))
 
 
+def test_vectors_survive_development_pairs_that_are_not_found(
+    tmp_path: Path, demo_rows: Rows, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, gold = write_bucc(tmp_path, demo_rows)
+    files = [tmp_path / f"de-en.dev.{side}" for side in ("de", "en")]
+    src, tgt = gold[0][0], gold[-1][1]  # no translations of each other
+    (tmp_path / "wrong.gold").write_text(f"{src}\t{tgt}\n")
+    out = tmp_path / "out.tsv"
+    assert mine(*files, "--dev", tmp_path / "wrong.gold", "-o", out) == 2
+    said = capsys.readouterr().err
+    assert "none of the 1 pairs" in said and said.count("\n") == 1
+    assert "the vectors are kept in" in said and "continue with --resume" in said
+    assert mine(*files, "--ids", "-o", out, "--resume") == 0
+    assert read(out) and not list(tmp_path.glob("*.mining"))
+
+
 def test_an_interrupted_run_is_resumed(
     texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

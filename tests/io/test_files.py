@@ -327,6 +327,25 @@ def test_a_wrong_suffix_is_an_error(place, suffix, data):
     assert f"the content is not {suffix} data" in read_error(place(data, f"plain{suffix}")).problem
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES[1:])
+def test_compressed_files_need_their_suffix(place, suffix):
+    """Without it, line ends and NUL bytes of compressed data would be reported."""
+    error = read_error(place(PACK[suffix](b"a line\n"), "text.dat"))
+    assert error.problem == f"the content is {suffix} data"
+    assert error.fix == f"rename the file to end in {suffix}"
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1"])
+def test_standard_output_that_is_a_file_is_appended_to(tmp_path, name):
+    script = "from calque.io.files import write_atomically\n"
+    script += f"with write_atomically({name!r}) as stream: stream.write('new\\n')"
+    path = tmp_path / "all.txt"
+    path.write_text("earlier\n")
+    with path.open("a") as stream:
+        subprocess.run([sys.executable, "-c", script], stdout=stream, check=True)
+    assert path.read_text() == "earlier\nnew\n"
+
+
 @pytest.mark.parametrize("suffix", [".bz2", ".zip", ".lzma", ".BZ2", ".GZ"])
 def test_unsupported_compressions(tmp_path, suffix):
     path = tmp_path / f"lines{suffix}"

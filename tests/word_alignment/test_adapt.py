@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from calque.errors import InputError
 from calque.models.encoder import Encoder
 from calque.models.inference import has_fast_bf16
 from calque.training.recipe_io import load_recipe
@@ -92,3 +93,8 @@ def test_bf16_is_used_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert not has_fast_bf16()
     monkeypatch.delattr(torch.cpu, "get_capabilities")  # older versions of PyTorch
     assert not has_fast_bf16()
+
+
+def test_an_empty_text_adapts_nothing(tiny_encoder: Encoder, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no sentence pairs to adapt the encoder to"):
+        adapt_encoder(WordAligner(tiny_encoder), [], tmp_path / "new", steps=2)

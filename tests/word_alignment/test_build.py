@@ -75,6 +75,13 @@ def test_the_neural_aligner(tiny_folder: Path) -> None:
         ({"adapt": True, "method": "probability"}, "an adapted encoder is not calibrated"),
         ({"save_model": Path("m")}, "--save-model cannot be used here"),
         ({"symmetrize": "best"}, "--symmetrize best does not exist"),
+        ({"aligner": "eflomal", "model": "m"}, "--model cannot be used here"),
+        ({"aligner": "eflomal", "layer": 7}, "--layer cannot be used here"),
+        ({"aligner": "fast-align", "encode": "joint"}, "--encode cannot be used here"),
+        ({"aligner": "fast-align", "precision": "bf16"}, "--precision cannot be used here"),
+        ({"aligner": "eflomal", "stem": -1}, "--stem is -1 (use 0 or more)"),
+        ({"batch_tokens": 0}, "--batch-tokens is 0"),
+        ({"adapt": True, "adapt_steps": -1}, "--adapt-steps is -1"),
         ({"aligner": "giza"}, "--aligner giza does not exist"),
     ],
 )

@@ -287,6 +287,12 @@ def test_dot_products_have_the_kernel_of_xlm_align(first: Any, mu: float) -> Non
     assert link("argmax", np.array([[-5.0]]), similarity="dot") == {(0, 0)}  # not below a threshold
 
 
+@pytest.mark.parametrize("sharpness", [0.0, -1.0, float("nan"), float("inf")])
+def test_sharpness_is_a_positive_number(tiny_encoder: Encoder, sharpness: float) -> None:
+    with pytest.raises(InputError, match="the sharpness is"):
+        AlignSettings.of(tiny_encoder, sharpness=sharpness)
+
+
 def test_the_sharpness_belongs_to_the_similarity(tiny_encoder: Encoder) -> None:
     stored = {"alignment": {"sharpness": 7.0}}
     config = tiny_encoder.config

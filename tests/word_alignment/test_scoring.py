@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calque.cli import run
 from calque.errors import InputError
 from calque.io.links import GoldLinks, build_links
 from calque.models.encoder import Encoder
@@ -134,3 +137,15 @@ def test_gold_of_another_text() -> None:
     check_gold(gold, 3, "text")
     with pytest.raises(InputError, match="gold: the file has 3 lines, but text has 4 pairs"):
         check_gold(gold, 4, "text")
+
+
+def test_no_links_have_no_reliability(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, gold, plot = (tmp_path / name for name in ("de-en.text", "de-en.gold", "plot.svg"))
+    text.write_text("a b ||| x y\n")
+    gold.write_text("0-0\n")
+    options = ["--gold", str(gold), "--threshold", "1", "--reliability", str(plot)]
+    assert run(["align", str(text), "--model", str(tiny_folder), *options]) == 2
+    assert "there are no links whose scores could be compared" in capsys.readouterr().err
+    assert not plot.exists()

@@ -418,11 +418,15 @@ def _search_faiss(
     index = _create_faiss_index(description, keys.width)
     import faiss
 
+    lists = faiss.try_extract_index_ivf(index)
+    if lists is not None and lists.nlist > len(keys):
+        problem = f"the index {description} has more clusters than there are sentences"
+        fix = f"use --index exact, or at most IVF{max(1, len(keys) // 39)}"
+        raise InputError(f"{problem} ({len(keys):,})", fix=fix)
     if not index.is_trained:
         index.train(_sample_rows(keys, index))
     for _, part in _blocks(keys, BLOCK):
         index.add(part.cpu().numpy())
-    lists = faiss.try_extract_index_ivf(index)
     if lists is not None:
         lists.nprobe = probes
     cosines, indices = [], []

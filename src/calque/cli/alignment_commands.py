@@ -411,8 +411,12 @@ def _print_scores(result: AlignResult, plot: Path | None, *, to_stderr: bool) ->
         console = Console(stderr=to_stderr)
         console.print(tabulate_counts(result.gold, result.aligner, result.n_pairs))
         if plot is not None and result.reliability is not None:
+            from calque.errors import InputError
             from calque.report.plots import plot_reliability, save_plot
 
+            if not result.reliability.n_items.any():
+                problem = "there are no links whose scores could be compared with gold links"
+                raise InputError(problem, fix="lower --threshold, or drop --reliability")
             console.print(tabulate_reliability(result.reliability))
             save_plot(plot_reliability({result.aligner: result.reliability}), plot)
 

@@ -322,6 +322,10 @@ def _detect_compression(raw: io.BufferedReader, path: PathLike) -> str:
             (suffix for suffix, magic in MAGIC_BYTES.items() if start.startswith(magic)), ""
         )
     suffix = Path(path).suffix
+    for other, magic in MAGIC_BYTES.items() if suffix not in MAGIC_BYTES else ():
+        if start.startswith(magic):
+            problem, fix = f"the content is {other} data", f"rename the file to end in {other}"
+            raise InputError(problem, file=display_name(path), fix=fix)
     if not start.startswith(MAGIC_BYTES.get(suffix, b"")):
         problem = f"the content is not {suffix} data"
         raise InputError(problem, file=display_name(path), fix="rename or compress the file")
@@ -377,8 +381,8 @@ def _write_bytes(path: PathLike) -> Iterator[BinaryIO]:
 
 
 def _destination(path: PathLike) -> AbstractContextManager[BinaryIO]:
-    if os.fspath(path) == "-":
-        return _standard_output()
+    if os.fspath(path) in ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
+        return _standard_output()  # in place, even if it is a file
     _check_suffix(path)
     is_special = os.path.exists(path) and not os.path.isfile(path)
     target = Path(os.path.realpath(path))

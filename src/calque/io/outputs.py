@@ -121,9 +121,7 @@ def write_model_folder(
     An existing model of the same format is replaced; any other folder is an InputError.
     """
     folder = Path(folder)
-    if folder.exists() and not _is_replaceable(folder, format):
-        problem = "the path exists and is not a model of this kind"
-        raise InputError(problem, file=folder, fix="choose a new folder")
+    check_model_folder(folder, format)
 
     def fill_and_list(draft: Path) -> None:
         fill(draft)
@@ -132,6 +130,13 @@ def write_model_folder(
         (draft / MANIFEST).write_text(text, "utf-8")
 
     write_folder(folder, fill_and_list)
+
+
+def check_model_folder(folder: Path, format: str) -> None:
+    """Raise InputError if a path exists and is not a model folder of the format."""
+    if folder.exists() and not _is_replaceable(folder, format):
+        problem = "the path exists and is not a model of this kind"
+        raise InputError(problem, file=folder, fix="choose a new folder")
 
 
 def read_model_folder(folder: Path, format: str) -> dict[str, Any]:

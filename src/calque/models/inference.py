@@ -140,7 +140,7 @@ def choose_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(
-            f"device {name!r} cannot be used: {first_line(error)}", fix="use auto, cpu or cuda"
-        ) from error
+        known = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu"
+        problem = f"device {name!r} cannot be used: {first_line(error)}"
+        raise InputError(problem, fix=f"use {known}") from error
     return device

@@ -263,6 +263,12 @@ def _open_working_folder(output: Path, resume: bool) -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
             elif isinstance(error, KeyboardInterrupt):
                 add_resume_note(error, folder)
+            elif isinstance(error, InputError):
+                kept = f"the vectors are kept in {folder}: continue with --resume"
+                fix = kept if error.fix is None else f"{error.fix}; {kept}"
+                raise InputError(
+                    error.problem, file=error.file, line=error.line, fix=fix
+                ) from error
             if isinstance(error, OSError) and error.errno in (
                 errno.EACCES,
                 errno.EPERM,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from calque.errors import InputError
 from calque.io.files import write_atomically
 from calque.io.links import format_pharaoh
 from calque.models.inference import device_of, has_fast_bf16
@@ -45,9 +46,11 @@ def adapt_encoder(
 ) -> Path:
     """Train a copy of the aligner's encoder on sentence pairs; return the folder of the new model.
 
-    The linked text, the training run and the model are written to `folder`. Only as much text is
-    linked as the training reads about once, if a word has two tokens (special ones included).
+    The linked text, the training run and the model are written to `folder`, which must be new or
+    empty. Only as much text is linked as the training reads about once, if a word has two tokens
+    (special ones included).
     """
+    check_new_folder(folder)
     words = aligner.words if isinstance(aligner, HybridAligner) else aligner
     encoder = words.encoder
     device = device_of(encoder).type
@@ -57,7 +60,11 @@ def adapt_encoder(
     steps = steps or STEPS[device]
     folder.mkdir(parents=True, exist_ok=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=use_bf16):
-        _link_text(aligner, pairs, folder, steps * BATCH_TOKENS[device] // 2, progress)
+        most_words = steps * BATCH_TOKENS[device] // 2
+        n_pairs = _link_text(aligner, pairs, folder, most_words, progress)
+    if n_pairs == 0:
+        problem = "the text has no sentence pairs to adapt the encoder to"
+        raise InputError(problem, fix="pass a text or bitext with pairs, or drop --adapt")
     overrides = [
         f"model.start={encoder.folder}",
         f"schedule.steps={steps}",
@@ -80,14 +87,21 @@ def adapt_encoder(
     return train(recipe, output=folder / "run", prepared=folder / "text", progress=progress).model
 
 
+def check_new_folder(folder: Path) -> None:
+    """Raise InputError if a folder has files, which an adapted model would replace or mix with."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        problem = "the folder of the adapted model is not empty"
+        raise InputError(problem, file=folder, fix="choose a new folder")
+
+
 def _link_text(
     aligner: WordAligner | HybridAligner,
     pairs: Iterable[WordPair],
     folder: Path,
     most_words: int,
     progress: Progress | None,
-) -> None:
-    """Write the first pairs, up to a number of words, and their links."""
+) -> int:
+    """Write the first pairs, up to a number of words, and their links; return their number."""
     advance = count_progress(progress, "linking words to learn from", None)
     pairs, n_pairs, n_words = iter(pairs), 0, 0
     with write_atomically(folder / TEXT) as text, write_atomically(folder / LINKS) as links:
@@ -98,3 +112,4 @@ def _link_text(
             n_pairs += len(block)
             n_words += sum(len(src) + len(tgt) for src, tgt in block)
             advance(len(block))
+    return n_pairs

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from calque.errors import InputError, MissingExtra, check_choice
-from calque.io.outputs import fingerprint
+from calque.io.outputs import check_model_folder, fingerprint
 from calque.word_alignment.protocol import AlignWarning
 
 if TYPE_CHECKING:
@@ -74,6 +74,13 @@ class AlignerOptions:
         check_choice("--similarity", self.similarity, SIMILARITIES)
         check_choice("--unit", self.unit, UNITS)
         check_choice("--scale-first", self.scale_first, SCALE_FIRST)
+        for option, number, least in (
+            ("--stem", self.stem, 0),
+            ("--batch-tokens", self.batch_tokens, 1),
+            ("--adapt-steps", self.adapt_steps, 1),
+        ):
+            if number is not None and number < least:
+                raise InputError(f"{option} is {number}", fix=f"use {least} or more")
         if self.symmetrize is not None:
             from calque.algorithms.symmetrize import SYMMETRIZATIONS
 
@@ -100,7 +107,16 @@ class AlignerOptions:
                 "with --load nothing is trained: drop one of the two",
             ),
             (statistical and self.adapt, "--adapt", "choose --aligner hybrid or neural"),
-            (statistical and self.method, "--method", "choose --aligner hybrid or neural"),
+            *(
+                (statistical and is_given, option, "choose --aligner hybrid or neural")
+                for option, is_given in (
+                    ("--model", self.model is not None),
+                    ("--layer", self.layer is not None),
+                    ("--method", self.method is not None),
+                    ("--encode", self.encode is not None),
+                    ("--precision", self.precision != "auto"),
+                )
+            ),
             (
                 statistical and self.threshold is not None,
                 "--threshold",
@@ -228,6 +244,7 @@ def build_aligner(
     """
     statistical = None
     n_training_pairs = 0
+    _check_targets(options)
     if options.aligner != "neural":
         statistical = _get_statistical(options, read_pairs, read_bitext, progress)
         n_training_pairs = 0 if options.load is not None else statistical.n_pairs
@@ -259,6 +276,18 @@ def build_aligner(
         n_training_pairs,
         adapted,
     )
+
+
+def _check_targets(options: AlignerOptions) -> None:
+    """Raise InputError for models that could not be saved, before they are trained."""
+    if options.save is not None:
+        from calque.word_alignment.statistical import FORMAT
+
+        check_model_folder(options.save, FORMAT)
+    if options.save_model is not None:
+        from calque.word_alignment.adapt import check_new_folder
+
+        check_new_folder(options.save_model)
 
 
 def build_sweep(options: AlignerOptions) -> tuple[WordAligner, list[AlignSettings]]:
@@ -301,6 +330,7 @@ def _get_statistical(
         DEFAULT_STEM,
         DEFAULT_SYMMETRIZATION,
         StatisticalAligner,
+        check_statistical,
     )
 
     if options.load is not None:
@@ -308,6 +338,9 @@ def _get_statistical(
         if options.aligner in STATISTICAL and model.kind != options.aligner:
             problem = f"this is a model of {model.kind}, not of {options.aligner}"
             raise InputError(problem, file=options.load, fix=f"use --aligner {model.kind}")
+        if options.symmetrize is not None:
+            check_statistical(model.kind, options.symmetrize)
+            model = replace(model, symmetrize=options.symmetrize)
         return model
     kind: Any = options.aligner if options.aligner in STATISTICAL else choose_library()
     order = _SideOrder()

@@ -230,6 +230,12 @@ def align_file(
         languages=parse_pair(languages),
         maps=None if maps is None else os.fspath(maps),
     )
+    for is_given, option in (
+        (reverse_bitext, "--reverse-bitext"),
+        (tokenize_bitext is not None, "--tokenize-bitext"),
+    ):
+        if is_given and not options.bitext:
+            raise InputError(f"{option} needs --bitext", fix=f"add --bitext, or drop {option}")
     split = build_splitter(parse_pair(tokenize))
     split_bitext = split if tokenize_bitext is None else build_splitter(parse_pair(tokenize_bitext))
     for path in options.bitext:

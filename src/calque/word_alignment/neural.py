@@ -8,6 +8,7 @@ subwords instead, and words follow their subwords: see `AlignSettings`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, get_args
@@ -130,7 +131,7 @@ class AlignSettings:
         check_choice("similarity", settings.similarity, SIMILARITIES)
         check_choice("unit", settings.unit, UNITS)
         check_choice("scale_first", settings.scale_first, ("columns", "rows"))
-        if settings.sharpness <= 0:
+        if not 0 < settings.sharpness < math.inf:
             problem = f"the sharpness is {settings.sharpness:g}"
             raise InputError(problem, fix="pass a number greater than 0")
         if not 0 <= settings.spelling <= 1:
