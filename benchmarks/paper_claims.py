@@ -313,10 +313,16 @@ def name_measure(name: str) -> str:
 # Differences by `calque compare`.
 
 
+@cache
+def parse_json(text: str) -> Any:
+    """Return the content of a file that is read for many figures."""
+    return json.loads(text)
+
+
 def compare_tasks(spec: Mapping[str, Any], expected: int | None, margin: float) -> Figure:
     """Return the stored difference of two methods in a task, with the interval of `compare`."""
     path = ROOT / "docs" / "studies" / f"{spec['study']}.json"
-    rows = json.loads(path.read_text("utf-8"))["differences"]
+    rows = parse_json(path.read_text("utf-8"))["differences"]
     wanted = {name: spec[name] for name in ("method", "versus", "task")}
     found = [row for row in rows if wanted.items() <= row.items()]
     if len(found) != 1:
