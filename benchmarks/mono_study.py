@@ -87,7 +87,7 @@ TINY = Sizes(
     tests=2,
     examples={"pos": 2, "ner": 2},
 )
-TINY_TASKS = ("pos", "ner", "tatoeba", "word_alignment")
+TINY_TASKS = ("pos", "tatoeba", "word_alignment")
 
 # Methods.
 
@@ -362,7 +362,7 @@ def run_tiny(options: argparse.Namespace) -> None:
     """Execute some methods on the sentences of the demo."""
     every = options.methods == list(METHODS)
     with tempfile.TemporaryDirectory() as folder:
-        methods = ["align", "weak", "dict", "dcca"] if every else options.methods
+        methods = ["align", "dict", "dcca"] if every else options.methods
         run_tiny_study(Path(folder), methods, 1)
 
 
