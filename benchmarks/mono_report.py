@@ -150,7 +150,8 @@ def build_tables(contents: Sequence[Content]) -> dict[str, str]:
         methods = by_method(content)
         tables[f"{name}-differences"] = tabulate_differences(contents, base, others)
         shown = [method for method in (base, *others) if method in methods]
-        for task, title in LAYERED.items() if paper in WITH_LAYERS else ():
+        layered = LAYERED if paper in WITH_LAYERS else {}
+        for task, title in layered.items():
             if all(task in methods[method][0]["scores"] for method in shown):
                 tables[f"{name}-{title.lower()}"] = tabulate_layers(methods, task, shown)
     directions = tabulate_directions(by_method(contents[-1]))

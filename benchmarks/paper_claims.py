@@ -38,8 +38,8 @@ ALPHA = 0.05
 MIN_SEEDS = {"test": 3, "indication": 2}
 Outcome: TypeAlias = Literal["holds", "within noise", "fails"]
 Run: TypeAlias = dict[str, Any]
-# What a result can show at most. An indication has another start or measure than the paper, or one
-# seed only.
+# What a result can show at most. An indication has another start or measure than the paper, or
+# fewer seeds than a test.
 Strength: TypeAlias = Literal["test", "indication"]
 UNTESTED = "not tested yet"
 INDICATIONS = {

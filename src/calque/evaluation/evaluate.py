@@ -28,7 +28,7 @@ from calque.io.result_records import Record, format_record
 if TYPE_CHECKING:
     from calque.types import Progress
 
-# Options that a task must support; tasks that do not need other settings say that they ignore them.
+# Options that a task must support. Tasks without training may ignore others, and say so.
 STRICT = ("layers", "center", "neutral", "similarity")
 MAX_SEEDS, SEED_LIMIT = 10_000, 2**63  # torch accepts no larger seeds
 

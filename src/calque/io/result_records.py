@@ -25,6 +25,8 @@ Record: TypeAlias = dict[str, Any]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 CHECKSUM = "checksum"
+# What the hashes of a record's `config` are made of, which are joined by hyphens.
+CONFIG_PARTS = ("settings or languages", "data", "model")
 # The score of a record and that of its items must agree within this many points.
 TOLERANCE = 1e-3
 MAX_NAME = 4096  # characters; a model may have a path as its name

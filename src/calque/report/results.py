@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calque.errors import printable
-from calque.io.result_records import load_items, read_records, select_items
+from calque.io.result_records import CONFIG_PARTS, load_items, read_records, select_items
 
 if TYPE_CHECKING:
     from calque.io.result_records import Floats, Record
@@ -19,7 +19,6 @@ FILE = "results.jsonl"
 REQUIRED = ("model", "task", "seed", "language", "metric", "value", "higher_is_better")
 MAX_CACHED_FILES = 64
 MAX_ERROR = 100  # characters of an error in a note
-CONFIG = "settings or languages"  # what the first hash of a configuration is of
 MAX_NAMES = 5  # names listed in a note; the others are counted
 
 
@@ -159,14 +158,14 @@ def mixture_notes(task: str, rows: Sequence[Row]) -> list[str]:
     facts: dict[str, Callable[[Row], Hashable]] = {
         "transfer settings": lambda row: row.setting,
         "source languages": lambda row: row.source,
-        CONFIG: lambda row: _config_part(row.config, 0),
-        "data": lambda row: _config_part(row.config, 1),
+        CONFIG_PARTS[0]: lambda row: _config_part(row.config, 0),
+        CONFIG_PARTS[1]: lambda row: _config_part(row.config, 1),
     }
     notes: list[str] = []
     for name, read in facts.items():
         values = Counter(read(row) for row in rows)
-        if len(values) > 1 and not (name == CONFIG and notes):
-            shown = "" if name in (CONFIG, "data") else f" ({_list_names(map(str, values))})"
+        if len(values) > 1 and not (name == CONFIG_PARTS[0] and notes):
+            shown = "" if name in CONFIG_PARTS else f" ({_list_names(map(str, values))})"
             notes.append(f"{task}: the scores were made with different {name}{shown}")
     weights: dict[str, set[str]] = {}
     for row in rows:

@@ -198,14 +198,8 @@ def _evaluate(
         raise InputError(
             "the dictionary has no entries", file=display_name(dictionary), fix="choose another one"
         )
-    methods: list[LexiconMethod] = list(dict.fromkeys(("nn", "csls", settings.method)))
-    advance = count_progress(progress, "comparing", (len(methods) - 1) * len(src))
-    translators = [
-        WordTranslator.build(src, tgt, replace(settings, method=method), advance)
-        for method in methods
-    ]
     swapped = [(tgt_word, src_word) for src_word, tgt_word in entries]
-    n_known, n_swapped = (_count_known(src, tgt, each) for each in (entries, swapped))
+    n_known, n_swapped = (len(_look_up(src, tgt, each)[0]) for each in (entries, swapped))
     if n_swapped > n_known:
         raise InputError(
             f"the columns seem to be swapped: {n_known:,} entries have vectors, {n_swapped:,} if "
@@ -213,12 +207,18 @@ def _evaluate(
             file=display_name(dictionary),
             fix="pass the vectors in the order of the dictionary's columns, source first",
         )
+    methods: list[LexiconMethod] = list(dict.fromkeys(("nn", "csls", settings.method)))
+    advance = count_progress(progress, "comparing", (len(methods) - 1) * len(src))
+    translators = [
+        WordTranslator.build(src, tgt, replace(settings, method=method), advance)
+        for method in methods
+    ]
     forward = score_dictionary(translators, entries)
     if forward.n_known == 0:
         raise InputError(
             f"none of the {forward.n_words:,} words has a vector and a translation with a vector",
             file=display_name(dictionary),
-            fix="pass the vectors in the order of the dictionary's columns, source first",
+            fix="check the languages and the case of the words",
         )
     backward = score_dictionary([translator.reverse() for translator in translators], swapped)
     return {"forward": forward, "backward": backward}
@@ -453,11 +453,14 @@ class DictionaryScores:
         return precision_at_k(self.ranks[method], k, None if known else self.n_words)
 
 
-def _count_known(src: VectorSpace, tgt: VectorSpace, entries: Sequence[Entry]) -> int:
-    """Return the number of entries whose words both have vectors."""
+def _look_up(
+    src: VectorSpace, tgt: VectorSpace, entries: Sequence[Entry]
+) -> tuple[IntArray, IntArray]:
+    """Return the rows of the entries whose words both have vectors."""
     src_rows = src.look_up(src_word for src_word, _ in entries)
     tgt_rows = tgt.look_up(tgt_word for _, tgt_word in entries)
-    return int(np.count_nonzero((src_rows >= 0) & (tgt_rows >= 0)))
+    has_both = (src_rows >= 0) & (tgt_rows >= 0)
+    return src_rows[has_both], tgt_rows[has_both]
 
 
 def score_dictionary(
@@ -468,15 +471,14 @@ def score_dictionary(
     words = {src_word for src_word, _ in entries}
     if not words:
         raise InputError("the dictionary has no entries", fix="choose another one")
-    src_rows = src.look_up(src_word for src_word, _ in entries)
-    tgt_rows = tgt.look_up(tgt_word for _, tgt_word in entries)
-    has_both = (src_rows >= 0) & (tgt_rows >= 0)
-    queries, owners = np.unique(src_rows[has_both], return_inverse=True)
-    n_with_vector = len(np.unique(src_rows[src_rows >= 0]))
+    src_rows, tgt_rows = _look_up(src, tgt, entries)
+    queries, owners = np.unique(src_rows, return_inverse=True)
+    known = src.look_up(words)
+    n_with_vector = len(np.unique(known[known >= 0]))
     ranks: dict[str, IntArray] = {}
     for translator in translators:
         found = translator.find(queries, max(PRECISION_AT))
-        ranks[translator.settings.method] = find_ranks(found, owners, tgt_rows[has_both])
+        ranks[translator.settings.method] = find_ranks(found, owners, tgt_rows)
     return DictionaryScores(
         n_words=len(words),
         n_unknown_src=len(words) - n_with_vector,

@@ -133,7 +133,7 @@ class AlignSettings:
         check_choice("scale_first", settings.scale_first, ("columns", "rows"))
         if not 0 < settings.sharpness < math.inf:
             problem = f"the sharpness is {settings.sharpness:g}"
-            raise InputError(problem, fix="pass a number greater than 0")
+            raise InputError(problem, fix="pass a finite number greater than 0")
         if not 0 <= settings.spelling <= 1:
             problem = f"the weight of the spelling is {settings.spelling:g}"
             raise InputError(problem, fix="pass a number from 0 to 1")

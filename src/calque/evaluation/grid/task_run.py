@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from calque.evaluation.grid.model_specs import hash_values
-from calque.io.result_records import Record
+from calque.io.result_records import CONFIG_PARTS, Record
 
 if TYPE_CHECKING:
     from calque.evaluation.grid.model_specs import ModelSpec
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from calque.evaluation.settings import TaskSettings
 
 RunKey: TypeAlias = tuple[str, str, int | None]
-CONFIG_PARTS = ("settings or languages", "data", "model")
 
 
 @dataclass(frozen=True, slots=True)
